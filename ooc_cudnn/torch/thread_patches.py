@@ -38,7 +38,7 @@ def patched_in_this_thread(
 
     Parameters
     ----------
-    places : (module or class, str, function)
+    places : (module, class or dict, str, function)
         Where a function is, by which name, and what is called: with the function that was there,
         and what that is given.
     are_new : bool
@@ -51,15 +51,20 @@ def patched_in_this_thread(
         would call ours.
     """
     for place, name, _ in places:
-        if hasattr(place, name) == are_new:
+        if (name in place if isinstance(place, dict) else hasattr(place, name)) == are_new:
             there = "has already" if are_new else "has no"
+            where = getattr(place, "__name__", "a table of TorchDynamo's")
             raise AttributeError(
-                f"{place.__name__} {there} {name} in PyTorch {torch.__version__}, and TorchDynamo "
+                f"{where} {there} {name} in PyTorch {torch.__version__}, and TorchDynamo "
                 "is not made to follow models there: take another version of PyTorch"
             )
     thread = threading.get_ident()
     with ExitStack() as stack:
         for place, name, ours in places:
+            if isinstance(place, dict):
+                stack.callback(place.__setitem__, name, place[name])
+                place[name] = _instead(place[name], ours, thread, name)
+                continue
             was = getattr(place, name, _NONE)
             if name in vars(place):
                 stack.callback(setattr, place, name, vars(place)[name])

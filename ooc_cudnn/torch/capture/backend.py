@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.torch.autograd.late_state import LateState
+from ooc_cudnn.torch.capture.asked_again import look_at_questions
 from ooc_cudnn.torch.capture.extra_guards import look_at_guards
 from ooc_cudnn.torch.capture.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.capture.numpy_calls import check_numpy
@@ -102,6 +103,8 @@ def compile_with(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Calla
     call, _ = job_of()
     check_numpy(module)
     call.names = look_at_guards(call.model, call.missed)
+    assert call.compared is not None
+    call.questions = look_at_questions(call.compared)
     return _compiled(module, examples, call, call.options)
 
 

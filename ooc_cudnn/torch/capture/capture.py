@@ -31,9 +31,11 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch.autograd.late_state import LateRead, LateState
+from ooc_cudnn.torch.capture.asked_again import Questions
 from ooc_cudnn.torch.capture.backend import RefusedSizesError, capturing, compile_with, handle_call
 from ooc_cudnn.torch.capture.capture_errors import explain_refusal
 from ooc_cudnn.torch.capture.classes import Methods
+from ooc_cudnn.torch.capture.comparisons import Compared, comparisons_noted
 from ooc_cudnn.torch.capture.extra_guards import (
     BY_DICTIONARIES,
     Names,
@@ -111,10 +113,11 @@ class Call:
         Of each stand-in, by its `id`, what it stands for.
     containers : sequence
         Lists and dictionaries of the user's, each with the one that forward is given in its place.
-    missed, names, switches, larger, has_free_sizes
-        While it is captured: the errors of lookups that found nothing, what was looked into, how
-        switches of the process were set before, plans of the model for larger inputs, and whether
-        what is captured takes arguments of other sizes, too.
+    missed, compared, names, questions, switches, larger, has_free_sizes
+        While it is captured: the errors of lookups that found nothing, what was compared by what it
+        is, what was looked into, what is asked again, how switches of the process were set before,
+        plans of the model for larger inputs, and whether what is captured takes arguments of other
+        sizes, too.
     late_reads, globals
         What its backward would read by names, and the objects where some of these begin.
     late_state : LateState, optional
@@ -129,7 +132,9 @@ class Call:
     real: Mapping[int, Any] = field(default_factory=dict)
     containers: Sequence[tuple[Any, Any]] = ()
     missed: Sequence[str] = ()
+    compared: Compared | None = None
     names: Names | None = None
+    questions: Questions | None = None
     switches: Sequence[Any] | None = None
     larger: LargerPlans | None = None
     has_free_sizes: bool = False
@@ -173,6 +178,7 @@ class _Capture:
         weakref.finalize(self, _drop, scope)
         self._known = torch._dynamo.run(self.function)
         self._held: WatchedState | None = None
+        self._questions = Questions()
         #: Whether it draws of Python's random numbers, before it runs.
         self.draws = False
         #: Whether it takes arguments of other sizes than those it was captured with.
@@ -181,15 +187,19 @@ class _Capture:
     def read(self, ready: Any, tensors: Sequence[Any], call: Call) -> None:
         """Note what the captured graph was given, and what forward looked into."""
         assert call.names is not None
+        assert call.questions is not None
         self.has_free_sizes = call.has_free_sizes
         self._held = WatchedState(ready.graph, tensors, call.model, call.names)
+        self._questions = call.questions
 
     def __call__(self, call: Call, action: Callable[..., Any]) -> Any:
         """Run a call; raise `_Missed` where that is not as it was captured."""
-        held = self._held
+        held, questions = self._held, self._questions
 
         def checked(ready: Any, tensors: Sequence[Any]) -> Any:
             if held is not None and not held.are_as_they_were(tensors):
+                raise _Missed
+            if not questions.have_their_answers(call.scope):
                 raise _Missed
             return action(ready, tensors)
 
@@ -357,6 +367,7 @@ class Captures:
             _as_drawn(),
             warnings.catch_warnings(),
             noting_missed_lookups() as call.missed,
+            comparisons_noted() as call.compared,
         ):
             # Dynamo looks at .grad of all tensors
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.torch.idioms import (
+    alike,
     arguments,
     attributes,
     between,
@@ -51,6 +52,7 @@ THEMES = (
     shared_draws,
     attributes,
     changes,
+    alike,
     constant_numbers,
     container_writes,
     values,

@@ -1,0 +1,14 @@
+"""What is like what was there before, and another: types, objects, their order. All is seen."""
+
+import pytest
+
+from tests.torch.idioms import alike
+from tests.torch.idioms.judge import EQUAL, under_an_ample
+
+pytestmark = pytest.mark.usefixtures("fewest_plans")
+
+
+@pytest.mark.parametrize("idiom", alike.CASES, ids=lambda idiom: idiom.name)
+def test_what_is_another_is_captured_anew(idiom):
+    verdict, _ = under_an_ample(idiom)
+    assert verdict.kind == EQUAL, verdict.why
