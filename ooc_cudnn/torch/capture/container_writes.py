@@ -1,7 +1,8 @@
 """In-place operators on lists, dictionaries and sets: `t += [1]`, where TorchDynamo makes another.
 
-It does so for classes derived from these, for `-=` of a set, and where it refuses the write, but
-all is constant: then it computes with copies. What forward or backward writes would be lost.
+It makes another for classes derived from these, for `-=` of a set, and where it refuses the write,
+but all is constant: then it computes with copies. What forward or backward writes would be lost. So
+would be the order that `move_to_end` leaves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.variables import ListVariable
+from torch._dynamo.variables import ConstDictVariable, ListVariable, user_defined
 from torch._dynamo.variables.builtin import BuiltinVariable
 
 from ooc_cudnn.torch.capture.made_objects import container_of, is_container
@@ -28,6 +29,8 @@ _IN_PLACE: dict[Any, str] = {
 }
 #: Methods of a list that change it without a note.
 _UNNOTED = ("__iadd__",)
+#: What moves an entry of an `OrderedDict`; before PyTorch 2.13 all dictionaries have it.
+_ORDERED: Any = getattr(user_defined, "OrderedDictVariable", ConstDictVariable)
 #: With what TorchDynamo refuses a write in a hook, a function's backward or a checkpoint.
 _REFUSED_WRITE = "side effect"
 
@@ -71,9 +74,16 @@ def container_writes_followed() -> Iterator[None]:
             tx.output.side_effects.mutation(self)
         return made
 
+    def moved(was: Any, self: Any, tx: Any, name: str, *args: Any) -> Any:
+        made = was(self, tx, name, *args)
+        if name == "move_to_end":  # else TorchDynamo leaves it where it was
+            container_of(self).should_reconstruct_all = True
+        return made
+
     with patched_in_this_thread(
         (BuiltinVariable, "call_function", called),
         (BuiltinVariable, "has_constant_handler", computes_with_copies),
         (ListVariable, "call_method", by_its_method),
+        (_ORDERED, "call_method", moved),
     ):
         yield

@@ -212,4 +212,68 @@ ORDERS = [
     ),
 ]  # fmt: skip
 
-CASES = [*TYPES, *IDENTITIES, LEVELS, *ORDERS]
+
+def moves(last):
+    def forward(s, x):
+        s.t.move_to_end("a", last=last)
+        return in_order(s, x)
+
+    return forward
+
+
+def least_recently_used(s, x):
+    s.t.move_to_end("a")
+    s.t["z"] = s.t.get("z", 0) + 1
+    while len(s.t) > 2:
+        s.t.popitem(last=False)
+    return in_order(s, x)
+
+
+def moves_each(s, x):
+    s.t.move_to_end(next(iter(s.t)))
+    return in_order(s, x)
+
+
+def moves_in_a_hook(s, x):
+    y = s.c(x)
+
+    def hook(gradient):
+        s.t.move_to_end("a")
+        return gradient * 2
+
+    y.register_hook(hook)
+    return y * 1
+
+
+def seen(*changes):
+    """Train, between changes; note the order in the dictionary, which is the same one."""
+
+    def steps(run):
+        kept = run.model.t
+        for change in (lambda q: None, *changes):
+            change(run.model)
+            train(run)
+            run.note([list(kept.items()), kept is run.model.t])
+
+    return steps
+
+
+MOVES = [
+    Idiom("move_to_end in forward", model(moves(True), c=conv(), t=ordered),
+          seen(lambda q: q.t.move_to_end("b")), REFUSED),
+    Idiom("move_to_end to the front in forward", model(moves(False), c=conv(), t=reversed_order),
+          seen(lambda q: q.t.move_to_end("b", last=False)), REFUSED),
+    Idiom("move_to_end of the first in forward", model(moves_each, c=conv(), t=ordered), seen(),
+          REFUSED),
+    Idiom("the least recently used are dropped in forward",
+          model(least_recently_used, c=conv(), t=ordered), seen(lambda q: q.t.update(b=3.0)),
+          REFUSED),
+]  # fmt: skip
+
+
+#: Refused, as all that a hook writes to.
+MOVED_LATE = Idiom(
+    "move_to_end in a hook", model(moves_in_a_hook, c=conv(), t=ordered), seen(), REFUSED
+)
+
+CASES = [*TYPES, *IDENTITIES, LEVELS, *ORDERS, *MOVES, MOVED_LATE]
