@@ -1,4 +1,4 @@
-"""Idioms of what is like what was there before, and another: types, objects, and their order."""
+"""Idioms of what is like what was there before, and another: types, objects, order, the largest."""
 
 from __future__ import annotations
 
@@ -271,9 +271,53 @@ MOVES = [
 ]  # fmt: skip
 
 
+def largest(name, f, *changes, t):
+    steps = in_turn(*changes)
+    return Idiom(f"by a key: {name}", model(lambda s, x: s.c(x) * f(s.t), c=conv(), t=t), steps,
+                 REFUSED)  # fmt: skip
+
+
+def more(q):
+    q.t["zz"] = 9
+
+
+def less(q):
+    q.t["a"] = 0
+
+
+def two():
+    return {"bb": 1, "c": 2}
+
+
+LARGEST = [
+    largest("max of a dict by its values", lambda t: t[max(t, key=t.get)], more, less, t=two),
+    largest("min of a dict by its values", lambda t: 1 + t[min(t, key=t.get)], more, less, t=two),
+    largest("max of items", lambda t: max(t.items(), key=lambda e: e[1])[1], more, less, t=two),
+    largest("max of arguments", lambda t: t[max("bb", "c", key=t.get)],
+            lambda q: q.t.update(bb=7), t=two),
+    largest("the first of two that are largest", lambda t: len(max(t, key=len)) + t.index(
+            max(t, key=len)), lambda q: q.t.insert(0, "dd"), t=lambda: ["a", "bb", "cc"]),
+    largest("max of none", lambda t: max(t, key=abs, default=3), lambda q: q.t.append(-5), t=list),
+    largest("max without one", lambda t: max(t, key=None), lambda q: q.t.append(5), t=lambda: [1]),
+]  # fmt: skip
+
+
+def by_a_stored_method():
+    made = model(lambda s, x: s.c(x) * len(max("bb", "c", key=s.get)), c=conv(), t=two)()
+    made.get = made.t.get
+    return made
+
+
+#: Refused before PyTorch 2.13, as a call of the method is.
+BY_A_STORED_METHOD = Idiom(
+    "by a key: a method of a dict that the model keeps",
+    by_a_stored_method,
+    in_turn(lambda q: q.t.update(bb=7)),
+    REFUSED,
+)
 #: Refused, as all that a hook writes to.
 MOVED_LATE = Idiom(
     "move_to_end in a hook", model(moves_in_a_hook, c=conv(), t=ordered), seen(), REFUSED
 )
 
-CASES = [*TYPES, *IDENTITIES, LEVELS, *ORDERS, *MOVES, MOVED_LATE]
+CASES = [*TYPES, *IDENTITIES, LEVELS, *ORDERS, *MOVES, *LARGEST, BY_A_STORED_METHOD, MOVED_LATE]
