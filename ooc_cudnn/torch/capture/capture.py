@@ -408,6 +408,7 @@ def _followed_otherwise() -> Iterator[None]:
     from ooc_cudnn.torch.capture.legacy_variables import variables_followed
     from ooc_cudnn.torch.capture.traced_functions import functions_followed
     from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
+    from ooc_cudnn.torch.capture.truths import truths_followed
     from ooc_cudnn.torch.tracing.element_indexing import indices_followed
 
     with ExitStack() as stack:
@@ -424,6 +425,7 @@ def _followed_otherwise() -> Iterator[None]:
             variables_followed,
             indices_followed,
             late_reads_refused,
+            truths_followed,
         ):
             stack.enter_context(enter())
         yield

@@ -32,6 +32,7 @@ from tests.torch.idioms import (
     several_results,
     shared_draws,
     statistics,
+    truths,
     values,
     without_gradient,
 )
@@ -66,6 +67,7 @@ THEMES = (
     left_out,
     legacy_variables,
     control,
+    truths,
     between,
     found,
 )
