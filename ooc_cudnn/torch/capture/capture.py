@@ -409,6 +409,7 @@ def _followed_otherwise() -> Iterator[None]:
     from ooc_cudnn.torch.capture.traced_functions import functions_followed
     from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
     from ooc_cudnn.torch.capture.truths import truths_followed
+    from ooc_cudnn.torch.capture.unguarded_reads import unguarded_reads_guarded
     from ooc_cudnn.torch.tracing.element_indexing import indices_followed
 
     with ExitStack() as stack:
@@ -425,6 +426,7 @@ def _followed_otherwise() -> Iterator[None]:
             variables_followed,
             indices_followed,
             late_reads_refused,
+            unguarded_reads_guarded,
             truths_followed,
         ):
             stack.enter_context(enter())
