@@ -1,20 +1,23 @@
-"""What TorchDynamo reads without a guard: attributes of classes, and names.
+"""What TorchDynamo reads without a guard: attributes of classes, and of empty dictionaries.
 
 Before PyTorch 2.13 it takes numbers, strings, lists of them and members of enums that it reads
 through a class (`Settings.gain`, `type(self).gain`) for what can never change, and the names of
-functions; since then, attributes of a metaclass.
+functions; since then, attributes of a metaclass. Of a dictionary whose order of keys is compared,
+guards look at nothing else while it is empty: one of a class of the user's may have attributes.
 """
 
 from __future__ import annotations
 
 import enum
 import inspect
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource, TypeSource
 from torch._dynamo.variables import (
     BuiltinVariable,
@@ -29,6 +32,8 @@ from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 #: What a class tells of itself, and a function.
 _NAMES, _OF_FUNCTIONS = ("__name__", "__qualname__"), ("__name__", "__module__")
+#: Dictionaries without attributes of their own; TorchDynamo compares the length of all others.
+_PLAIN = (dict, OrderedDict, defaultdict)
 
 
 def _attribute(was: Any, self: Any, tx: Any, name: str) -> Any:
@@ -67,11 +72,20 @@ def _called(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     return VariableTracker.build(tx, made.as_python_constant(), AttrSource(of.source, name))
 
 
+def _has_order(was: Any, self: Any, source: Any) -> bool:
+    """True if the order of keys of a dictionary is compared: an empty one has none."""
+    if not was(self, source):
+        return False
+    held = self.get(source)
+    return not isinstance(held, dict) or dict.__len__(held) > 0 or type(held) in _PLAIN
+
+
 @contextmanager
 def unguarded_reads_guarded() -> Iterator[None]:
     """Have Dynamo compare them in each call."""
     places: list[tuple[Any, str, Any]] = [
         (UserDefinedClassVariable, "var_getattr", _attribute),
+        (GuardBuilder, "requires_key_order_guarding", _has_order),
     ]
     if torch.__version__ < "2.13":  # a TorchVersion, which compares so
         places.append((BuiltinVariable, "call_function", _called))

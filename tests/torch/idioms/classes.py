@@ -1,4 +1,4 @@
-"""Idioms of what is read of classes, and of names, and changes between calls."""
+"""Idioms of what is read of classes, and of other rare places, and changes between calls."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class Block(nn.Module):
         return y * cls.expansion
 
 
+class Scope(dict):
+    """Such as an EasyDict: entries, and attributes."""
+
+
 def of_a_class(name, read, before, after, *, of=Settings, at="value", expected=EQUAL):
     """An idiom: what is read of a class is another value after a first call, and then the first."""
 
@@ -65,6 +69,12 @@ def by_mode(s, x):
 def named(function, name):
     function.__name__ = name
     return function
+
+
+def scope(gain):
+    made = Scope()
+    made.gain = gain
+    return made
 
 
 CASES = [
@@ -129,6 +139,12 @@ CASES = [
         3,
         of=Block,
         at="expansion",
+    ),
+    Idiom(
+        "an attribute of an empty dictionary",
+        model(lambda s, x: s.c(x) * s.scope.gain, c=conv(), scope=lambda: scope(2.0)),
+        changed(lambda q: setattr(q.scope, "gain", 3.0)),
+        REFUSED,
     ),
     Idiom(
         "a function is renamed",
