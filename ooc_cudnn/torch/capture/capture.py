@@ -406,6 +406,7 @@ def _followed_otherwise() -> Iterator[None]:
     from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
     from ooc_cudnn.torch.capture.late_reads import late_reads_refused
     from ooc_cudnn.torch.capture.legacy_variables import variables_followed
+    from ooc_cudnn.torch.capture.numpy_scalars import numpy_scalars_followed
     from ooc_cudnn.torch.capture.traced_functions import functions_followed
     from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
     from ooc_cudnn.torch.capture.truths import truths_followed
@@ -427,6 +428,7 @@ def _followed_otherwise() -> Iterator[None]:
             indices_followed,
             late_reads_refused,
             unguarded_reads_guarded,
+            numpy_scalars_followed,
             truths_followed,
         ):
             stack.enter_context(enter())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tests.torch.idioms.judge import REFUSED, Idiom
 from tests.torch.idioms.models import (
+    changed,
     conv,
     drawn,
     image,
@@ -34,6 +36,17 @@ def written(write):
         return y
 
     return f
+
+
+def by_its_type(s, x):
+    y = s.c(x)
+    if isinstance(s.gain, float):
+        return y * 2
+    return y * 3 if isinstance(s.gain, np.ndarray) else y
+
+
+def by_the_type_of_a_sum(s, x):
+    return s.c(x) * (2 if isinstance(s.gains.sum(), np.ndarray) else 3)
 
 
 def assign(at, value):
@@ -235,5 +248,23 @@ CASES = [
         model(lambda s, x: s.d(s.c(x)), c=conv(), d=conv()),
         around,
         computed_in=BRAIN,
+    ),
+    Idiom(
+        "a NumPy scalar is a float",
+        model(by_its_type, c=conv(), gain=lambda: np.float64(2)),
+        changed(lambda q: setattr(q, "gain", np.float32(2))),
+        REFUSED,
+    ),
+    Idiom(
+        "a NumPy scalar becomes an array",
+        model(by_its_type, c=conv(), gain=lambda: np.float32(2)),
+        changed(lambda q: setattr(q, "gain", np.array(2, np.float32))),
+        REFUSED,
+    ),
+    Idiom(
+        "a NumPy scalar that forward makes is asked for its type",
+        model(by_the_type_of_a_sum, c=conv(), gains=lambda: np.ones(2)),
+        train,
+        REFUSED,
     ),
 ]
