@@ -300,6 +300,7 @@ def capture_for_inference(
     check_scale(scale)
     options = Options(memory_limit, scale=scale, labels=labels if reduce else "")
     kind, call = record_call(model, own_forward(model), tuple(inputs), {}, options)
+    call.in_inference_mode = True  # where `enable_grad` in forward asks for nothing
     return calls_of(model).of(("infer", kind), call), call
 
 

@@ -48,6 +48,17 @@ def test_without_out_a_tensor_comes_back(model):
     assert "forward" not in model.__dict__
 
 
+def test_a_model_that_enables_gradients_is_run_without(model, tmp_path):
+    x, forward = torch.randn(1, 2, 32, 32, dtype=torch.float64), model.forward
+    with torch.no_grad():
+        expected = model(x)
+    model.forward = torch.enable_grad()(forward)
+    result = np.zeros((1, 3, 32, 32))
+    ooc.infer(model, x, out=result, memory_limit=LIMIT)
+    close(torch.from_numpy(result), expected, "result")
+    assert not ooc.infer(model, x, memory_limit=LIMIT).requires_grad
+
+
 @pytest.fixture
 def captures(monkeypatch):
     """Each capture of a model, as it happens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from ooc_cudnn.torch.tracing.aten_tracing import record
 from ooc_cudnn.torch.tracing.graph import Graph, Value
 from ooc_cudnn.torch.tracing.overlaps import WrittenMemory
 from ooc_cudnn.torch.tracing.scalar_inputs import hint_of, only_counts, specialize
+from ooc_cudnn.torch.tracing.switches import autograd_follows
 from ooc_cudnn.units import parse_limit
 
 _here = threading.local()
@@ -142,9 +143,18 @@ def _compiled(
             call.late_state = None
             if late_reads:
                 call.late_state = LateState(late_reads, {**call.scope, "G": names})
-        return ready(inputs) if action is None else action(ready, inputs)
+        is_off = ready.graph.has_history and not autograd_follows()
+        with following_autograd() if is_off else nullcontext():
+            return ready(inputs) if action is None else action(ready, inputs)
 
     return run
+
+
+@contextmanager
+def following_autograd() -> Iterator[None]:
+    """Let autograd follow what forward makes under `enable_grad`: the caller has it off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _made_ready(
@@ -166,7 +176,7 @@ def _made_ready(
             examples,
             options,
             None if call is None else call.model,
-            with_gradients=torch.is_grad_enabled(),
+            with_gradients=torch.is_grad_enabled() or graph.has_history,
             larger=larger,
         )
 
@@ -216,7 +226,8 @@ def graph_of(
     if model is not None and any(_masks_an_encoder(e, model) for e in module.graph.nodes):
         check_nested(model)
     switches = None if call is None else call.switches
-    graph = record(module, values, fakes, stored, names, switches)
+    with nullcontext() if call is None or not call.in_inference_mode else torch.inference_mode():
+        graph = record(module, values, fakes, stored, names, switches)
     forward = None if call is None else call.forward
     pairs = zip(values, placeholders, strict=True)
     told = {v: told_name(of_arguments(p.source, forward)) for v, p in pairs if v.kind == "input"}

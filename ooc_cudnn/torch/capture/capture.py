@@ -122,6 +122,8 @@ class Call:
         What its backward would read by names, and the objects where some of these begin.
     late_state : LateState, optional
         What these find.
+    in_inference_mode : bool
+        Whether it is made in inference mode, which TorchDynamo leaves while it captures; or as if.
     """
 
     model: torch.nn.Module
@@ -141,6 +143,7 @@ class Call:
     late_reads: Sequence[LateRead] = ()
     globals: Mapping[str, Any] = field(default_factory=dict)
     late_state: LateState | None = None
+    in_inference_mode: bool = field(default_factory=torch.is_inference_mode_enabled)
 
     def give_back(self, result: Any) -> None:
         """Leave in the user's containers what forward has left in theirs. Forward is over."""

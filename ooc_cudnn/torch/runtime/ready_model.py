@@ -364,6 +364,8 @@ class ReadyModel:
                     results.append(made[of])
                 else:
                     results.append(self._result(lowered, of, values, outputs, read))
+                if isinstance(of, Value) and of in self.graph.without_history:
+                    results[-1] = without_history(results[-1])
             if request is not None:
                 watched = [(results[at], later) for at, later in self._read_further.items()]
                 watched += [(tensor_of(values[of]), later) for of, later in self._changed.items()]
@@ -588,6 +590,17 @@ def _state_of(device: torch.device) -> torch.Tensor | None:
 def _told(graph: Graph, place: Value | int) -> str:
     """What a user is told of a tensor: an output, or what forward keeps, has no name."""
     return "a tensor that forward made" if isinstance(place, int) else graph.told_of(place)
+
+
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a view that `no_grad` made: it asks for a gradient, and hands none on.
+
+    >>> y = without_history(torch.ones(2))
+    >>> y.requires_grad, y.is_leaf
+    (True, True)
+    """
+    with torch.no_grad():
+        return tensor.detach().requires_grad_().view_as(tensor)
 
 
 def _for_hooks(result: Any) -> Any:

@@ -37,7 +37,12 @@ from ooc_cudnn.torch.tracing.masked_rows import MaskedIndexing, check_no_rows, u
 from ooc_cudnn.torch.tracing.mutations import Functional, Memories
 from ooc_cudnn.torch.tracing.normalizing import kept_statistics_of
 from ooc_cudnn.torch.tracing.scalar_inputs import BY_DATA, Numbers, is_unknown, specialize
-from ooc_cudnn.torch.tracing.switches import SwitchesSet, check_switch, switches_kept
+from ooc_cudnn.torch.tracing.switches import (
+    SwitchesSet,
+    autograd_follows,
+    check_switch,
+    switches_kept,
+)
 from ooc_cudnn.torch.tracing.vmap_spans import DERIVED, DERIVES, Span, spans
 
 #: What makes a tensor like another one, of zeros, ones, a number, or whatever is there.
@@ -437,7 +442,7 @@ class GraphRecording(ProxyTorchDispatchMode):
             return
         # what is overwritten has a gradient of zeros: one that is a view, through its base
         first = self.memories.read(targets[0])
-        ends = torch.is_grad_enabled() and first.requires_grad
+        ends = autograd_follows() and first.requires_grad
         ends = ends and self.memories.seen(targets[0]).base is None
         if label == "copy" and len(values) > 1 and isinstance(values[1], Value) and not ends:
             self.memories.write(targets[0], self._copied(values[1], targets[0]))
@@ -508,16 +513,18 @@ class GraphRecording(ProxyTorchDispatchMode):
         """
         tensors = [each for each in made if isinstance(each, torch.Tensor)]
         follows = not draws or any(each.requires_grad for each in tensors)
-        if not tensors or (torch.is_grad_enabled() and follows):
+        if not tensors or (autograd_follows() and follows):
             return values, named
         return replace_values((values, dict(named)), self.detached)
 
     def detached(self, value: Value) -> Value:
-        """A value that autograd does not follow."""
+        """A value that autograd does not follow: it shows the same memory."""
         if not value.requires_grad:
             return value
         detach = torch.ops.aten.detach.default
-        return self.one(detach, "detach", (value,), value.shape, value.dtype, once=True)
+        result = self.one(detach, "detach", (value,), value.shape, value.dtype, once=True)
+        self.memories.views.add(result)
+        return result
 
     def _cast(self, value: Value, casts: Mapping[Value, torch.dtype]) -> Value:
         """The value that is read under autocast: it, or it in another dtype, made once."""
@@ -564,7 +571,7 @@ class GraphRecording(ProxyTorchDispatchMode):
                     return known.results[0]
         if requires_grad is None:
             follows = any(isinstance(each, Value) and each.requires_grad for each in args)
-            requires_grad = follows and name != "detach" and torch.is_grad_enabled()
+            requires_grad = follows and name != "detach" and autograd_follows()
         result = Value(self._name(name), shape, dtype, requires_grad=requires_grad)
         self.emit(function, name, args, {}, (result,), getattr(function, "_schema", None))
         return result

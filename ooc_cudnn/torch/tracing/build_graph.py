@@ -44,9 +44,26 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
         same=tuple(first.setdefault(id(each), at) for at, each in enumerate(leaves)),
         memories=recorder.memories.numbers,
         views=frozenset(recorder.memories.views),
+        without_history=frozenset(_without_history(recorder, results)),
         read_late=dict(_read_late(recorder, leaves, needed.union(kept))),
     )
     return split_rows(graph)
+
+
+def _without_history(recorder: Recorder, results: Sequence[Any]) -> Iterator[Value]:
+    """Views of what asks for a gradient that were made where autograd is off.
+
+    They ask for one, too, and are views of what autograd does not follow.
+    """
+    views = recorder.memories.views
+    makers = {y: each for each in (*recorder.before, *recorder.operations) for y in each.results}
+    for value in results:
+        if isinstance(value, Value) and value.requires_grad:
+            root = value
+            while root in views and root.requires_grad:
+                root = makers[root].reads[0]
+            if not root.requires_grad:
+                yield value
 
 
 def _read_late(

@@ -146,6 +146,8 @@ class Graph:
         In which memory a value lies, by a number.
     views : frozenset of Value
         Those that show memory of the first that their operation reads.
+    without_history : frozenset of Value
+        Outputs that are views which `no_grad` made: they ask for a gradient, and hand none on.
     read_late : mapping
         What reads them when backward runs, and its line: of values that are given, and by their
         places of outputs.
@@ -163,6 +165,7 @@ class Graph:
     same: tuple[int, ...] = ()
     memories: Mapping[Value, int] = field(default_factory=dict)
     views: frozenset[Value] = frozenset()
+    without_history: frozenset[Value] = frozenset()
     read_late: Mapping[Value | int, tuple[str, str]] = field(default_factory=dict)
     told: Mapping[Value, str] = field(default_factory=dict)
 
@@ -171,6 +174,16 @@ class Graph:
         """Those that a call brings, in order."""
         found = (value for value in self.given if value.kind == "input")
         return tuple(sorted(found, key=lambda value: int(value.source)))
+
+    @cached_property
+    def has_history(self) -> bool:
+        """Whether forward makes what gradients go back through, be it under `enable_grad` alone."""
+        left = (*self.outputs, *(write.value for write in self.writes))
+        return any(
+            isinstance(each, Value) and each.kind == "made" and each.requires_grad
+            for each in left
+            if each not in self.without_history
+        )
 
     def told_of(self, value: Value) -> str:
         """What a user is told of a value: its name in the model, or that of the argument.

@@ -20,6 +20,7 @@ from ooc_cudnn.torch.tracing.image_axes import MOVES
 from ooc_cudnn.torch.tracing.normalizing import Update, update_statistics
 from ooc_cudnn.torch.tracing.overlaps import may_overlap_itself
 from ooc_cudnn.torch.tracing.recorder_protocol import Recorder
+from ooc_cudnn.torch.tracing.switches import autograd_follows
 
 #: Operations whose gradient needs nothing that they read.
 KEEPS_NOTHING = MOVES | {
@@ -360,7 +361,7 @@ class Memories:
             if view.hands_on:
                 base.value = self._kept(before, after, as_data=view.name == "detach")
             else:
-                hidden = as_data or not torch.is_grad_enabled()
+                hidden = as_data or not autograd_follows()
                 both = (before, after)
                 if hidden:  # what is written over has a history, too, that autograd goes on with
                     both = (recorder.detached(before), recorder.detached(after))
@@ -399,7 +400,7 @@ class Memories:
 
     def _kept(self, before: Value, value: Value, *, as_data: bool) -> Value:
         """The value, with the history of what it is written over where autograd does not see it."""
-        if not before.requires_grad or (torch.is_grad_enabled() and not as_data):
+        if not before.requires_grad or (autograd_follows() and not as_data):
             return value
         value = self._recorder.detached(value)
         args = (before, value)

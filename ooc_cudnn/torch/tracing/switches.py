@@ -28,6 +28,16 @@ class _Switch(NamedTuple):
     set: Callable[[Any], Any]
 
 
+def autograd_follows() -> bool:
+    """Whether autograd follows what is made: in inference mode it does not, whatever is enabled.
+
+    >>> with torch.inference_mode(), torch.enable_grad():
+    ...     torch.is_grad_enabled(), autograd_follows()
+    (True, False)
+    """
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def _set_hooks(message: str | None) -> None:
     """Let hooks of saved tensors be disabled with a message, or not be."""
     hooks = torch._C._autograd
