@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from ooc_cudnn.torch.errors import UnsupportedOperationError
 from ooc_cudnn.torch.lowering.bitcast import as_it_was
+from ooc_cudnn.torch.tracing.filled_tensor import FilledTensor
 from ooc_cudnn.torch.tracing.graph import Operation, Value, replace_values
 from ooc_cudnn.torch.tracing.image_axes import RESHAPES, ImageAxes
 
@@ -120,10 +121,16 @@ class FallbackSubgraph:
                 tensor = tensor.reshape(shape).permute(order)
             values[value] = tensor.contiguous() if is_drawn else tensor
         for operation in self.operations:
-            self._run(operation, values, images)
+            self._run(operation, values, images, tensors[0].device)
         return [values[value].permute(order) for value, order in self.results]
 
-    def _run(self, operation: Operation, values: dict[Value, Any], images: int) -> None:
+    def _run(
+        self,
+        operation: Operation,
+        values: dict[Value, Any],
+        images: int,
+        device: torch.device,
+    ) -> None:
         name, first = operation.name, operation.results[0]
         expands, reshapes = name == "expand", name in RESHAPES or name == "squeeze"
         if (expands or reshapes) and operation.arguments.get("dtype") is None:
@@ -142,6 +149,8 @@ class FallbackSubgraph:
         if name in RECURRENT and torch.is_grad_enabled():
             args = _as_in_training(operation, args)
         kwargs = replace_values(dict(operation.kwargs), values.__getitem__)
+        if isinstance(operation.function, FilledTensor):  # on the card, or without memory
+            kwargs = {"device": device}
         made = _put_by_mask(*args, **kwargs) if name == "index_put" else None
         if made is not None:
             assert first is not None

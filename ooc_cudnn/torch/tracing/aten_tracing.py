@@ -31,6 +31,7 @@ from ooc_cudnn.torch.tracing.constant_tensors import (
     tell_numbers,
 )
 from ooc_cudnn.torch.tracing.element_indexing import in_place_of, recorded_part
+from ooc_cudnn.torch.tracing.filled_tensor import FilledTensor
 from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, name_of, replace_values
 from ooc_cudnn.torch.tracing.higher_order import HigherOrder
 from ooc_cudnn.torch.tracing.masked_rows import MaskedIndexing, check_no_rows, unknown_shape
@@ -348,7 +349,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         told = args if kept is None else kept.given(args, self)
         values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))
         if _reads_strides(func):
-            values = (self._laid_out(args[0], values[0]), *values[1:])
+            values = (self._laid_out(func, args[0], values[0]), *values[1:])
         if func is torch.ops.aten.dropout.default and not (args[1] and args[2]):
             return args[0]  # as PyTorch's kernel does; the form for fake tensors makes a clone
         with casts_of(func, args, kwargs, self.memories.read) as casts:
@@ -358,12 +359,16 @@ class GraphRecording(ProxyTorchDispatchMode):
             kept.note(self, values[0])
         return result
 
-    def _laid_out(self, tensor: torch.Tensor, value: Value) -> Value:
-        """A value in the memory order in which PyTorch would have it: others may be planned."""
-        if not tensor.is_contiguous():
+    def _laid_out(self, func: Any, tensor: torch.Tensor, value: Value) -> Value:
+        """A value in the memory order of its shape: others may be planned.
+
+        What takes neighbours together (`view_as_complex`) makes the same of it in any order that it
+        takes.
+        """
+        if name_of(func) == "as_strided" and not tensor.is_contiguous():
             raise UnsupportedModelError(
-                f"an operation that reads strides is given a map in another memory order than its "
-                f"shape's: give it x.contiguous()\n  {self.where}"
+                f"as_strided is given a map in another memory order than its shape's: give it "
+                f"x.contiguous()\n  {self.where}"
             )
         return self.one(_contiguous, "laid_out", (value,), value.shape, value.dtype)
 
@@ -678,23 +683,6 @@ def _reads_strides(func: Any) -> bool:
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
-
-
-class FilledTensor:
-    """Makes a tensor of one number."""
-
-    tags = ()
-
-    def __init__(self, result: Value, device: torch.device, number: Any) -> None:
-        self._shape, self._dtype, self._device = result.shape, result.dtype, device
-        self._number = number
-
-    def __call__(self) -> torch.Tensor:
-        """The tensor."""
-        return torch.full(self._shape, self._number, dtype=self._dtype, device=self._device)
-
-    def __str__(self) -> str:
-        return f"full of {self._number}"
 
 
 def _bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
