@@ -18,6 +18,12 @@ import torch
 from ooc_cudnn.torch.tracing.graph import Operation, Value, name_of
 from ooc_cudnn.torch.tracing.image_axes import MOVES
 
+#: The floats that hold all integers of a dtype, those of eight bytes as two of four.
+HELD_AS = {
+    **dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16), torch.float32),
+    **dict.fromkeys((torch.int32, torch.int64), torch.float64),
+}
+
 
 def is_linear(operation: Operation) -> bool:
     """True if what backward makes of several gradients is the sum of what it makes of each."""
@@ -34,7 +40,9 @@ def is_map(value: Value) -> bool:
 
 def may_be_row(value: Value) -> bool:
     """True if a network may hold a value's elements."""
-    return bool(value.dtype.is_floating_point or value.dtype.is_complex) and 0 not in value.shape
+    dtype = value.dtype
+    held = dtype.is_complex or dtype.is_floating_point or dtype in HELD_AS
+    return held and 0 not in value.shape
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,14 @@ class Row(NamedTuple):
 
 
 def as_row(value: Value) -> Row:
-    """A value as a row. Of complex numbers these are the real and the imaginary parts."""
+    """A value as a row. Of complex numbers these are the real and the imaginary parts.
+
+    >>> row = as_row(Value("places", (2, 3), torch.int64))
+    >>> row.value.shape, row.value.dtype
+    ((1, 12), torch.float64)
+    """
+    if value.dtype in HELD_AS:
+        return _of_integers(value)
     aten, dtype, shape = torch.ops.aten, value.dtype.to_real(), value.shape
     if value.dtype.is_complex:
         shape = (*shape, 2)
@@ -147,6 +162,31 @@ def as_row(value: Value) -> Row:
     )
     return Row(
         row, makes, (_reshape(row, shown), _of_one(aten.view_as_complex.default, shown, value))
+    )
+
+
+def _of_integers(value: Value) -> Row:
+    """Integers or booleans as a row of floats, each exactly."""
+    aten, dtype = torch.ops.aten, value.dtype
+    halves = torch.int32 if dtype == torch.int64 else dtype
+    count = math.prod(value.shape)
+    flat = replace(value, name=f"{value.name}.flat", shape=(1, count))
+    count *= dtype.itemsize // halves.itemsize
+    parts = replace(flat, name=f"{value.name}.parts", shape=(1, count), dtype=halves)
+    row = replace(parts, name=f"{value.name}.row", dtype=HELD_AS[dtype])
+    view, to = aten.view.dtype, aten.to.dtype
+    return Row(
+        row,
+        (
+            _reshape(value, flat),
+            _of_one(view, flat, parts, dtype=halves),
+            _of_one(to, parts, row, dtype=row.dtype),
+        ),
+        (
+            _of_one(to, row, parts, dtype=halves),
+            _of_one(view, parts, flat, dtype=dtype),
+            _reshape(flat, value),
+        ),
     )
 
 

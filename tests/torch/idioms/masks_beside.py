@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.torch.idioms.judge import Idiom
-from tests.torch.idioms.models import conv, drawn, model, train
+from tests.torch.idioms.models import conv, drawn, infer, model, train
 
 
 class Beside(torch.autograd.Function):
@@ -52,6 +52,21 @@ class OfTwo(Beside):
     @staticmethod
     def backward(ctx, dy, dz, _):
         return (dy + 2 * dz).tanh()
+
+
+class Gated(torch.autograd.Function):
+    """A map times a parameter; beside it integers, or whatever there is of no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, weight, *beside):
+        ctx.save_for_backward(x, weight)
+        return x * weight, *(of(x) for of in beside)
+
+    @staticmethod
+    def backward(ctx, dy, *others):
+        x, weight = ctx.saved_tensors
+        gradient = (dy * x).sum((0, 2, 3))[:, None, None]
+        return (dy * weight).tanh(), gradient, *(None for _ in others)
 
 
 @torch.library.custom_op("ooc_cudnn_idioms::with_mask", mutates_args=())
@@ -131,6 +146,26 @@ def in_the_weights(s, x):
     return nn.functional.conv2d(x, y) + nn.functional.conv2d(x.sin(), y * mask)
 
 
+def gated(*beside):
+    """What a layer makes of the map, and all that is beside it, as outputs."""
+
+    def f(s, x):
+        y, *others = Gated.apply(s.c(x), s.w[:, None, None], *beside)
+        return s.d(y), *others
+
+    return f
+
+
+def by_the_parameter(s, x):
+    """The integers alone, of which one has two readers."""
+    _, places, mask = Gated.apply(s.c(x), s.w[:, None, None], lambda x: x.argmax(1), positive)
+    return s.d(x * mask) * mask + places[:, None], places
+
+
+def large(x):
+    return (x[:, 0] > 0) * (2**62 + 12345) - 2**40
+
+
 def of(name, f, steps=train):
     """An idiom with convolutions as large as the image."""
     parts = {each: conv(padding=1) for each in ("c", "d", "e")}
@@ -153,4 +188,10 @@ CASES = [
     of("a mask that is an output before the map", mask_is_asked_first),
     of("a mask that makes a row", mask_is_with_numbers),
     of("a mask, of a parameter", in_the_weights),
+    of("a mask that is an output, of a map and a parameter", gated(positive)),
+    of("places and integers of a map and a parameter", gated(lambda x: x.argmax(1), large)),
+    of("small integers of a map and a parameter", gated(torch.Tensor.char, torch.Tensor.int)),
+    of("a number of them, of a map and a parameter", gated(lambda x: (x > 0).sum())),
+    of("integers alone, of a map and a parameter", by_the_parameter),
+    of("integers alone, without gradients", by_the_parameter, infer),
 ]
