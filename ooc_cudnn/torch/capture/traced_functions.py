@@ -19,6 +19,7 @@ from torch._dynamo.variables import (
     ConstantVariable,
     SkipFunctionVariable,
     TensorVariable,
+    TupleVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
@@ -45,12 +46,14 @@ class _Name(SkipFunctionVariable):
 class _Forward(VariableTracker):
     """A forward that TorchDynamo traces for training, whose result is looked at."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, ctx: Any) -> None:
         super().__init__()
-        self._function = function
+        self._function, self._ctx = function, ctx
+        #: Whether it returns one tensor, which was marked as not differentiable.
+        self.is_constant = False
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Trace it."""
+        """Trace it; TorchDynamo looks for what is marked in a tuple alone."""
         made = self._function.call_function(tx, args, kwargs)
         results = made.unpack_var_sequence(tx) if issubclass(_kind(made), tuple) else [made]
         for kind in map(_kind, results):
@@ -60,7 +63,22 @@ class _Forward(VariableTracker):
                     "follows no tensor within: let it return a tensor, or one tuple of tensors\n  "
                     f"{traced_line()}"
                 )
+        if made.is_tensor() and made.as_proxy() in (self._ctx.non_differentiable or ()):
+            self.is_constant = True
+            return TupleVariable([made])
         return made
+
+
+class _NoGradients(VariableTracker):
+    """A backward that nobody calls: that of a function whose one result has no gradient."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+        """None for each argument of forward."""
+        return TupleVariable([ConstantVariable.create(None) for _ in range(self._count)])
 
 
 def _kind(made: Any) -> type:
@@ -123,10 +141,20 @@ def functions_followed() -> Iterator[None]:
     Autograd looks into no container that forward returns, and where it is off nothing is marked.
     PyTorch runs what backward computes, `torch.autograd.grad` too.
     """
+    forwards, counts = dict[Any, _Forward](), dict[Any, int]()
 
     def prepared(was: Any, self: Any, tx: Any, ctx: Any, name: str, args: Any) -> Any:
         function, given = was(self, tx, ctx, name, args)
-        return (_Forward(function) if name == "forward" else function), given
+        if name == "forward":
+            function = forwards[self] = _Forward(function, ctx)
+        elif forwards[self].is_constant:
+            function = _NoGradients(counts[self])
+        return function, given
+
+    def applied(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        counts[self] = len(args) + len(kwargs)
+        made = was(self, tx, args, kwargs)
+        return made.items[0] if forwards[self].is_constant else made
 
     def called(was: Any, self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name == "mark_dirty" and getattr(self, "proxy", None) is None:  # it is not applied
@@ -178,6 +206,7 @@ def functions_followed() -> Iterator[None]:
             (AutogradFunctionVariable, "call_apply", looked_at),
             (AutogradFunctionVariable, "var_getattr", attribute),
             (AutogradFunctionApplyVariable, "prepare_fn_vt", prepared),
+            (AutogradFunctionApplyVariable, "call_function", applied),
             (AutogradFunctionApplyVariable, "trace_backward_graph", traced),
             (AutogradFunctionContextVariable, "call_method", called),
             (TensorVariable, "method_backward", accumulated),

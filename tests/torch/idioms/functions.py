@@ -176,6 +176,20 @@ class Largest(torch.autograd.Function):
         return F.one_hot(places, ctx.extent).movedim(-1, 1) * gradient.unsqueeze(1) * 2
 
 
+class Rounded(torch.autograd.Function):
+    """One result, which has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, of=torch.round):
+        result = of(x.detach() * 2)
+        ctx.mark_non_differentiable(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("a gradient of a constant")
+
+
 @torch.library.custom_op("ooc_cudnn_idioms::relu", mutates_args=())
 def own_relu(self: torch.Tensor) -> torch.Tensor:
     return torch.where(self > 0, self, self * 0.5)
@@ -427,6 +441,14 @@ CASES = [
         "Function: mark_non_differentiable",
         model(lambda s, x: Largest.apply(s.c(x)), c=conv()),
         train,
+    ),
+    of_conv("Function: its one result has no gradient", lambda y, x: y * Rounded.apply(y)),
+    of_conv(
+        "Function: its one result is places, and an output",
+        lambda y, x: (
+            places := Rounded.apply(y, lambda y: y.argmax(1, keepdim=True)),
+            y.gather(1, places) * Rounded.apply(Rounded.apply(y)),
+        ),
     ),
     of_conv("Function: returns a list", lambda y, x: InAList.apply(y)[0] + y, REFUSED),
     of_conv(
