@@ -38,15 +38,10 @@ def _iterator(tx: Any, iterable: Any) -> Any:
     return BuiltinVariable(iter).call_function(tx, [iterable], {})
 
 
-def _mapped(was: Any, self: Any, tx: Any, fn: Any, *iterables: Any) -> Any:
-    iterators: Any = [_iterator(tx, each) for each in iterables]
-    return MapVariable(fn, iterators, mutation_type=ValueMutationNew())
-
-
-def _filtered(was: Any, self: Any, tx: Any, fn: Any, iterable: Any) -> Any:
-    return FilterVariable(fn, _iterator(tx, iterable), mutation_type=ValueMutationNew())
-
-
+#: What TorchDynamo reads at once before 2.13, a TorchVersion, which compares so.
+_LAZY: dict[Any, Any] = (
+    {map: MapVariable, filter: FilterVariable} if torch.__version__ < "2.13" else {}
+)
 _BETTER = {max: operator.gt, min: operator.lt}
 
 
@@ -64,17 +59,28 @@ def _best(is_better: Any, items: Any, key: Any, default: tuple[Any, ...]) -> Any
     return found[0]
 
 
-def _by_key(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    key = kwargs.get("key")
-    if self.fn not in _BETTER or key is None:
-        return was(self, tx, args, kwargs)
-    if key.is_constant_none():
-        return was(self, tx, args, {name: kwargs[name] for name in kwargs if name != "key"})
+def _by_key(self: Any, tx: Any, args: Any, key: Any, others: Any) -> Any:
     items = args[0] if len(args) == 1 else TupleVariable(list(args))
-    default = TupleVariable([kwargs["default"]] if "default" in kwargs else [])
+    default = TupleVariable([others["default"]] if "default" in others else [])
     is_better = VariableTracker.build(tx, _BETTER[self.fn])
     best = VariableTracker.build(tx, _best)
     return tx.inline_user_function_return(best, [is_better, items, key, default], {})
+
+
+def _of_builtin(was: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a builtin: where TorchDynamo holds how it follows one, for all traces to come."""
+    if self.fn in _BETTER and kwargs.get("key") is not None:
+        others = dict(kwargs)
+        key = others.pop("key")
+        if key.is_constant_none():
+            return was(self, tx, args, others)
+        return _by_key(self, tx, args, key, others)
+    if self.fn in _LAZY and len(args) > 1 and not kwargs:
+        fn, *iterables = args
+        iterators: Any = [_iterator(tx, each) for each in iterables]
+        read = iterators if self.fn is map else iterators[0]
+        return _LAZY[self.fn](fn, read, mutation_type=ValueMutationNew())
+    return was(self, tx, args, kwargs)
 
 
 @contextmanager
@@ -85,13 +91,9 @@ def iterables_followed() -> Iterator[None]:
     or filtered at once, while Python sees what is changed in it until it is read. By a key, it asks
     Python for what is largest, and guards no key that a dictionary has not yet.
     """
-    places: list[tuple[Any, str, Any]] = [
+    with patched_in_this_thread(
         (RangeVariable, "__init__", _made),
         (InstructionTranslatorBase, "call_function", _called),
-        (BuiltinVariable, "call_function", _by_key),
-    ]
-    if torch.__version__ < "2.13":  # a TorchVersion, which compares so
-        places.append((BuiltinVariable, "call_map", _mapped))
-        places.append((BuiltinVariable, "call_filter", _filtered))
-    with patched_in_this_thread(*places):
+        (BuiltinVariable, "call_function", _of_builtin),
+    ):
         yield
