@@ -250,6 +250,11 @@ def of_a_mask(x):
     return y
 
 
+def viewing(x):
+    """In eager the result is contiguous; for TorchDynamo it has strides of its input."""
+    return nn.functional.batch_norm(x.mT, None, None, training=True).view(-1)
+
+
 class Noting(torch.autograd.Function):
     """Notes gradients outside."""
 
@@ -275,6 +280,7 @@ FOUND = []
         (noting_function, "backward of an autograd.Function changes something outside"),
         (printing, "write `if not torch.compiler.is_compiling():` before it"),
         (hooking, "register it once, before the model is limited"),
+        (viewing, "write reshape, or contiguous() before the view"),
         (of_a_mask, "depends on data: write torch.where(mask, v, y) for y[mask] = v, or take it"),
     ],
 )

@@ -21,7 +21,7 @@ from ooc_cudnn.torch.tracing.scalar_inputs import BY_INDEX
 _OF_INPUTS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError)
 #: In what PyTorch says of tensors without data: a tensor with data might do.
 _WITHOUT_DATA = re.compile(
-    r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla|allocated"
+    r"(?i)numpy\(\)|data pointer|storage|data-dependent|fake ?tensor|subcla|allocated|cannot view a"
 )
 _OF_DATA = re.compile(
     r"(?i)data.dependent|\.item\(\)|dynamic shape operator|DataDependent"
@@ -69,6 +69,12 @@ _KNOWN = (
         "forward or backward of an autograd.Function changes something outside (a list, an "
         "attribute), and a plan runs it without Python",
         "let it compute alone, and note what is to be noted in forward of the model",
+    ),
+    (
+        re.compile(r"(?i)cannot view a tensor with shape"),
+        "a view does not go with the strides that its tensor has, or has for TorchDynamo (of a "
+        "batch norm without running statistics, those of its input)",
+        "write reshape, or contiguous() before the view",
     ),
     (
         re.compile(r"Tensor\.retain_grad\(\)"),
