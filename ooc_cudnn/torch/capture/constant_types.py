@@ -46,9 +46,10 @@ def types_of_constants_guarded() -> Iterator[None]:
         types = types_in(value)
         if types is type(value):  # which TorchDynamo compares
             return
+        is_fixed = isinstance(value, tuple | frozenset | slice)
 
         def are_the_same(now: Any) -> bool:
-            return now is value or types_in(now) == types
+            return (is_fixed and now is value) or types_in(now) == types
 
         said = guards.get_verbose_code_parts([f"types in {self.arg_ref(guard)}"], guard)
         manager = self.get_guard_manager(guard)

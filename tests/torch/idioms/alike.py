@@ -45,6 +45,11 @@ def into(q):
     q.t[0][0] = 1.0
 
 
+def in_place(q):
+    q.t.clear()
+    q.t.add(1.0)
+
+
 Pair = collections.namedtuple("Pair", "a b")
 
 TYPES = [
@@ -55,6 +60,13 @@ TYPES = [
     typed("a list within", ([1], 2), ([1.0], 2), of=lambda s: s.t[0][0]),
     typed("a namedtuple", Pair(1, 2), Pair(1.0, 2), of=lambda s: s.t.a),
     typed("a frozenset", frozenset([1]), frozenset([True]), of=lambda s: next(iter(s.t))),
+    Idiom(
+        "a type within a tuple: a set that is changed in place",
+        model(lambda s, x: s.c(x) * (5 if isinstance(next(iter(s.t)), float) else 2), c=conv(),
+              t=lambda: {1}),
+        in_turn(in_place),
+        REFUSED,
+    ),
     Idiom(
         "a type within a tuple: a list within is written to",
         model(lambda s, x: s.c(x) * (5 if isinstance(s.t[0][0], float) else 2), c=conv(),
