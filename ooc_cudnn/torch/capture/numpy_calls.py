@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import dtype_name, source_line
 
+#: Functions of PyTorch's that take a NumPy scalar's dtype.
+_OF_DTYPES = (torch.tensor, torch.as_tensor, torch.asarray)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -25,15 +27,21 @@ def check_numpy(module: torch.fx.GraphModule) -> None:
     ------
     UnsupportedModelError
         If NumPy makes another dtype or shape, or a NumPy scalar that forward returns or keeps,
-        which would be an array; with what to do.
+        which would be an array, or that PyTorch takes for a number; with what to do.
     """
     scalars: set[Any] = set()
+    given: set[Any] = set()
     for node in module.graph.nodes:
         if node.op == "output":
             _check_outputs(node, scalars)
         if not all(map(_is_known, pytree.tree_leaves(node.meta.get("example_value")))):
             return  # a shape depends on data, which is refused where it is recorded
-        if node.op != "call_function" or not _is_of_numpy(node.target):
+        if _is_scalar_given(node):
+            given.add(node)
+        if node.op not in ("call_function", "call_method"):
+            continue
+        if not _is_of_numpy(node.target):
+            _check_as_number(node, scalars | given)
             continue
         by_numpy = _by_numpy(node, scalars)
         if isinstance(by_numpy, np.generic):
@@ -51,6 +59,43 @@ def _is_of_numpy(target: Any) -> bool:
         utils.numpy_operator_wrapper,
     )
     return isinstance(target, kinds)
+
+
+def _is_scalar_given(node: Any) -> bool:
+    """True for a NumPy scalar that is given, or read: an array without axes, for TorchDynamo."""
+    given = node.meta.get("grapharg") if node.op == "placeholder" else None
+    of_numpy = isinstance(getattr(given, "source", None), torch._dynamo.source.NumpyTensorSource)
+    return of_numpy and node.meta["example_value"].ndim == 0
+
+
+def _check_as_number(node: Any, scalars: set[Any]) -> None:
+    """Refuse a function of PyTorch's of a scalar, if of a number it makes another dtype."""
+    if scalars.isdisjoint(node.all_input_nodes) or node.target in _OF_DTYPES:
+        return
+
+    def seen(argument: Any) -> Any:
+        value = argument.meta.get("example_value")
+        if argument in scalars:
+            return np.ones((), dtype_name(value))[()].item()
+        if isinstance(value, torch.Tensor):
+            return torch.empty(_shape(value), dtype=value.dtype, device="meta")
+        return pytree.tree_map(_now, value)
+
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), seen)
+    function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
+    made = node.meta.get("example_value")
+    try:
+        by_number = function(*args, **kwargs)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+        return  # it takes no number there
+    if not isinstance(made, torch.Tensor) or not isinstance(by_number, torch.Tensor):
+        return
+    if by_number.dtype != made.dtype:
+        raise UnsupportedModelError(
+            f"{_name(node)} of a NumPy scalar makes {dtype_name(by_number)} in PyTorch, which "
+            f"takes it for a number, and TorchDynamo would make {dtype_name(made)}: write float() "
+            f"around it where it is made, or use math{_line(node)}"
+        )
 
 
 def _by_numpy(node: Any, scalars: set[Any]) -> Any:
@@ -122,7 +167,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _name(node: Any) -> str:
-    return str(node.target.__name__).removeprefix("wrapped_")
+    return str(getattr(node.target, "__name__", node.target)).removeprefix("wrapped_")
 
 
 def _line(node: Any) -> str:

@@ -267,4 +267,21 @@ CASES = [
         train,
         REFUSED,
     ),
-]
+    Idiom(
+        "positions times a NumPy scalar",
+        model(lambda s, x: (y := s.c(x)) + torch.arange(y.shape[-1]) * -s.rate, c=conv(),
+              rate=lambda: np.log(1e4)),
+        train,
+        REFUSED,
+    ),
+    of_conv("positions over a NumPy scalar that forward makes",
+            lambda y, x: y + torch.arange(y.shape[-1]) / np.sqrt(y.shape[1]), REFUSED),
+    of_conv("a mask times an integer of NumPy's",
+            lambda y, x: y + (y > 0).mul(np.uint8(2)), REFUSED),
+    Idiom(
+        "a map and a float64 tensor times NumPy scalars",
+        model(lambda s, x: s.c(x) * s.rate / np.sqrt(x.shape[1]) + torch.tensor(s.rate).float(),
+              c=conv(), rate=lambda: np.log(1e4)),
+        train,
+    ),
+]  # fmt: skip
