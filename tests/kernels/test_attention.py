@@ -102,6 +102,16 @@ def test_small_ones(name, dtype, blocks, random, monkeypatch):
     check(SMALL[name], dtype, random, result_dtype="float32")
 
 
+def test_of_no_image_nothing_is_launched():
+    case = Case((2, 2), (0, 4, 5, 8, 8))
+    q, k, v = (
+        Operand(each, "float16", "last") for each in (case.q_shape, case.k_shape, case.v_shape)
+    )
+    lse, y = Operand(case.lse_shape, "float32"), Operand(case.y_shape, "float16", "last")
+    made = run(attention, launch_of(case, "float16"), (q, k, v, None, lse), y, beside=(lse,))
+    assert made.shape == case.y_shape
+
+
 def test_nan_and_infinity_stay_in_their_queries(random):
     case = CASES["plain"]
     data = draw(case, random)

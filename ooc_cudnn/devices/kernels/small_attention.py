@@ -111,7 +111,9 @@ class _Run:
         """Launch a kernel that has a matrix in a block."""
         forward = self.forward
 
-        def plan() -> Launch:
+        def plan() -> Launch | None:
+            if not self.members:  # no image
+                return None
             numbers = self.numbers(moved, wide=wide, wide_keys=wide_keys)
             of_bias = "unsigned char" if forward.is_mask else ""
             if not of_bias:
