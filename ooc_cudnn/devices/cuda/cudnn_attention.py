@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_graphs import forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
-from ooc_cudnn.devices.kernels.checks import packed_rows
+from ooc_cudnn.devices.kernels.attention_operands import packed_rows
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.attention.launches import Attention, AttentionBackward

@@ -15,12 +15,8 @@ import numpy as np
 
 from ooc_cudnn.devices.kernels import products
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, instance, real_type
-from ooc_cudnn.devices.kernels.checks import (
-    check,
-    check_packed,
-    packed_rows,
-    workspace_pointer,
-)
+from ooc_cudnn.devices.kernels.attention_operands import Operands, bias_type, packed_rows
+from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
@@ -154,13 +150,7 @@ class _Run:
         self.pointers = {"weights": pointers["scores"], **pointers}
         if "dweights" in pointers:
             self.pointers = {"dscores": pointers["dweights"], **self.pointers}
-        q, k, v, bias, *_ = call.inputs
-        self.q = packed_rows("q", q, operation.q_shape, operation.dtype)
-        self.k = packed_rows("k", k, operation.k_shape, operation.dtype)
-        self.v = packed_rows("v", v, operation.v_shape, operation.dtype)
-        self.bias = None
-        if operation.bias_shape is not None:
-            self.bias = check("bias", bias, operation.bias_shape, operation.bias_dtype)
+        self.read = Operands.of(operation, call)
 
     def scores(self, name: str, part: _Part, dtype: str = "") -> Matrices:
         """A buffer of scores as matrices."""
@@ -193,11 +183,6 @@ class _Run:
     def rows(self, part: _Part) -> dict[str, int]:
         """Fields of the kernels' struct."""
         operation, sizes = self.operation, self.sizes
-        strides: tuple[int, ...] = (0, 0, 0, 0)
-        if self.bias is not None:
-            pairs = zip(self.bias.shape, self.bias.strides, strict=True)
-            strides = tuple(0 if extent == 1 else step for extent, step in pairs)
-        names = ("bias_image", "bias_head", "bias_query", "bias_key")
         return {
             "rows": part.matrices * part.rows,
             "of_matrix": part.rows,
@@ -210,7 +195,7 @@ class _Run:
             "step": sizes.step,
             "first": operation.first,
             "causal": int(operation.causal),
-            **dict(zip(names, strides, strict=True)),
+            **self.read.bias_steps,
             "depth": sizes.v_depth,
         }
 
@@ -219,13 +204,10 @@ class _Run:
         operation = self.operation
 
         def plan() -> Launch:
-            of_bias = "unsigned char" if operation.is_mask else ""
-            if not of_bias:
-                of_bias = CUDA_TYPES[operation.bias_dtype or operation.dtype]
             lanes = BLOCK_THREADS if self.sizes.keys > LONG_ROW else 32
             return Launch(
                 SOURCE,
-                instance(kernel, CUDA_TYPES[operation.dtype], of_bias, lanes),
+                instance(kernel, CUDA_TYPES[operation.dtype], bias_type(operation), lanes),
                 grid_of(part.matrices * part.rows, BLOCK_THREADS // lanes),
                 fill_struct(SOURCE, "ScoreRows", **self.rows(part)),
             )
@@ -247,13 +229,13 @@ def attention(operation: Attention, call: Call) -> None:
     wide = operation.lse_dtype
     lse = packed_rows("lse", call.inputs[4], operation.lse_shape, wide)
     y = packed_rows("y", call.output, operation.y_shape, call.output.dtype)
-    views = [run.buffer("weights", operation.dtype), run.buffer("scores", wide), run.bias, lse]
+    views = [run.buffer("weights", operation.dtype), run.buffer("scores", wide), run.read.bias, lse]
     for part in run.sizes.parts():
-        q, k = run.queries(run.q, part), run.keys(run.k, part)
+        q, k = run.queries(run.read.q, part), run.keys(run.read.k, part)
         run.multiply(part, q, k, run.scores("scores", part), turned=(False, True))
         run.launch_rows("attention_weights", part, views)
         weights = run.scores("weights", part, operation.dtype)
-        run.multiply(part, weights, run.keys(run.v, part), run.queries(y, part))
+        run.multiply(part, weights, run.keys(run.read.v, part), run.queries(y, part))
 
 
 def attention_backward(operation: AttentionBackward, call: Call) -> None:
@@ -275,10 +257,14 @@ def attention_backward(operation: AttentionBackward, call: Call) -> None:
     views = [
         *(run.buffer(name, dtype) for name in ("weights", "dscores")),
         *(run.buffer(name, wide) for name in ("scores", "dweights")),
-        *(run.bias, lse, y, dy),
+        *(run.read.bias, lse, y, dy),
     ]
     for part in run.sizes.parts():
-        q, k, v = run.queries(run.q, part), run.keys(run.k, part), run.keys(run.v, part)
+        q, k, v = (
+            run.queries(run.read.q, part),
+            run.keys(run.read.k, part),
+            run.keys(run.read.v, part),
+        )
         rows = run.queries(dy, part)
         run.multiply(part, q, k, run.scores("scores", part), turned=(False, True))
         run.multiply(part, rows, v, run.scores("dweights", part), turned=(False, True))

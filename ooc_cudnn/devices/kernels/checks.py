@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.tensor import packed_strides, same_strides
 
 
@@ -35,15 +34,6 @@ def check_packed(
     if found.size and not same_strides(found.shape, found.strides, packed):
         raise ValueError(f"{name} of shape {shape} has strides {found.strides}, is not packed")
     return found
-
-
-def packed_rows(name: str, view: DeviceView | None, shape: Shape, dtype: str = "") -> DeviceView:
-    """(n, depth, heads, queries) as packed rows (n, heads, queries, depth), of any type without."""
-    found = check(name, view, shape, dtype or (view.dtype if view else ""))
-    n, depth, heads, queries = zip(found.shape, found.strides, strict=True)
-    extents, strides = zip(n, heads, queries, depth, strict=True)
-    turned = DeviceView(found.pointer, found.dtype, extents, strides)
-    return check_packed(name, turned, extents, found.dtype)
 
 
 def workspace_pointer(workspace: tuple[int, int], nbytes: int) -> int:

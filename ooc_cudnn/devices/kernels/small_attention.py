@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 
 from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, instance, real_type
-from ooc_cudnn.devices.kernels.checks import check, check_packed, packed_rows, workspace_pointer
+from ooc_cudnn.devices.kernels.attention_operands import Operands, bias_type, packed_rows
+from ooc_cudnn.devices.kernels.checks import check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.cuda_structs import constant, fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
@@ -58,13 +59,7 @@ class _Run:
 
     def __init__(self, forward: Attention, call: Call) -> None:
         self.forward, self.call = forward, call
-        q, k, v, bias, *_ = call.inputs
-        self.q = packed_rows("q", q, forward.q_shape, forward.dtype)
-        self.k = packed_rows("k", k, forward.k_shape, forward.dtype)
-        self.v = packed_rows("v", v, forward.v_shape, forward.dtype)
-        self.bias = None
-        if forward.bias_shape is not None:
-            self.bias = check("bias", bias, forward.bias_shape, forward.bias_dtype)
+        self.read = Operands.of(forward, call)
         self.kinds, self.members, self.slices = _shares(forward)
 
     def numbers(
@@ -76,19 +71,14 @@ class _Run:
     ) -> dict[str, int]:
         """Fields of the kernels' struct; `moved` is what may be moved in wide accesses."""
         forward = self.forward
-        strides: tuple[int, ...] = (0, 0, 0, 0)
-        if self.bias is not None:
-            pairs = zip(self.bias.shape, self.bias.strides, strict=True)
-            strides = tuple(0 if extent == 1 else step for extent, step in pairs)
         images, of_heads, *_ = forward.bias_shape or (1, 1)
-        names = ("bias_image", "bias_head", "bias_query", "bias_key")
         return {
             "members": self.members,
             "slices": self.slices,
             "bias_images": images,
             "bias_heads": of_heads,
             "heads": forward.q_shape[2],
-            **dict(zip(names, strides, strict=True)),
+            **self.read.bias_steps,
             "queries": forward.q_shape[3],
             "keys": forward.k_shape[3],
             "depth": forward.depth,
@@ -115,13 +105,10 @@ class _Run:
             if not self.members:  # no image
                 return None
             numbers = self.numbers(moved, wide=wide, wide_keys=wide_keys)
-            of_bias = "unsigned char" if forward.is_mask else ""
-            if not of_bias:
-                of_bias = CUDA_TYPES[forward.bias_dtype or forward.dtype]
             depth = -(-forward.depth // PRODUCT_DEPTH) * PRODUCT_DEPTH
             return Launch(
                 SOURCE,
-                instance(kernel, CUDA_TYPES[forward.dtype], of_bias, depth, *arguments),
+                instance(kernel, CUDA_TYPES[forward.dtype], bias_type(forward), depth, *arguments),
                 (self.kinds * self.slices,),
                 fill_struct(SOURCE, "SmallAttention", **numbers),
                 (THREADS, 1),
@@ -136,7 +123,7 @@ def small_attention(operation: Attention, call: Call) -> None:
     run = _Run(operation, call)
     lse = packed_rows("lse", call.inputs[4], operation.lse_shape, operation.lse_dtype)
     y = packed_rows("y", call.output, operation.y_shape, call.output.dtype)
-    views = (y, run.q, run.k, run.v, run.bias, lse)
+    views = (y, *run.read, lse)
     run.launch("small_attention", views, views[:4], wide=y.dtype != operation.dtype)
 
 
@@ -153,8 +140,8 @@ def small_attention_backward(operation: AttentionBackward, call: Call) -> None:
     if operation.bias_gradient:
         pointer = workspace_pointer(call.workspace, workspace_bytes(operation))
         parts = DeviceView(pointer, forward.lse_dtype, (1,), (1,))
-    views = (dq, dk, dv, parts, run.q, run.k, run.v, run.bias, lse, dy)
-    moved = (dq, dk, dv, run.q, run.k, run.v, dy)
+    views = (dq, dk, dv, parts, *run.read, lse, dy)
+    moved = (dq, dk, dv, run.read.q, run.read.k, run.read.v, dy)
     wide = [each.dtype != forward.dtype for each in (dq, dk)]
     run.launch(
         "small_attention_gradient", views, moved, operation.bias_gradient,
