@@ -73,7 +73,8 @@ def gelu_tanh_slope(x):
 
 def mish_slope(x):
     softplus = np.logaddexp(0, x)
-    return np.tanh(softplus) + x * gate(x) / np.cosh(np.minimum(softplus, 350)) ** 2
+    steep = np.where(softplus > 350, 0.0, 1 / np.cosh(np.minimum(softplus, 350)) ** 2)
+    return np.tanh(softplus) + x * (gate(x) * steep)  # NaN at infinity, as PyTorch has it
 
 
 def elu_slope(y, x, coef):
