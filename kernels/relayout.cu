@@ -4,7 +4,7 @@
 //
 //     copy_strided   the innermost axis agrees (or nothing is contiguous): rows of packs
 //     transpose      the innermost axes differ (NCHW, NHWC and CHWN among each other): tiles through
-//                    shared memory
+//                    shared memory; either of up to six axes: windows, heads, parts of a map
 //     fill_zero      `count` rows of `width` words, `pitch` words apart
 //
 // Memory traffic: every element is read once and written once. `transpose` reaches
@@ -14,11 +14,23 @@
 
 #include "strided.cuh"
 
+// Three axes outside of what blocks go through, of which each is once in the grid: the first is its
+// y, the others its z. Strides in words.
+struct Outside {
+    int last;  // extent of the last one
+    long long destination[3], value[3];
+
+    static __device__ long long begin(const long long *stride, int last) {
+        const int outer = quotient((int)blockIdx.z, last);
+        return blockIdx.y * stride[0] + outer * stride[1] + ((int)blockIdx.z - outer * last) * stride[2];
+    }
+};
+
 struct CopyGeometry {
     Axes size;                      // in words
     Axes destination, value;        // strides in words
     long long tiles, column_tiles;  // blocks' worth of work: in all, and along a row
-    long long destination_beyond, value_beyond;  // strides of an axis outside of the rows, the grid's y
+    Outside outside;
 };
 
 // As in pointwise.cu: a thread owns UNROLL packs of COUNT words, down the rows or along one row;
@@ -28,8 +40,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) copy_strided(
     CopyGeometry geometry, Word *__restrict__ destination, const Word *__restrict__ value) {
     const Axes size = geometry.size;
     const long long rows = size.outer * size.middle;
-    destination += blockIdx.y * geometry.destination_beyond;
-    value += blockIdx.y * geometry.value_beyond;
+    const Outside &outside = geometry.outside;
+    destination += Outside::begin(outside.destination, outside.last);
+    value += Outside::begin(outside.value, outside.last);
 
     for (long long tile = blockIdx.x; tile < geometry.tiles; tile += gridDim.x) {
         const long long row_tile = (unsigned long long)tile / geometry.column_tiles;
@@ -77,6 +90,7 @@ struct TransposeGeometry {
     long long inner, outer_stride;           // of the axis that is split; else 1 and 0
     long long near_tiles, far_tiles, tiles;  // along the axis that is gone along first; and in all
     long long value_words;                   // from its first to its last one
+    Outside outside;
 };
 
 // Where the runs of a tile begin: one for each q in `value`, for each p in `destination`.
@@ -177,6 +191,9 @@ __global__ void __launch_bounds__(
     using Write = Packs<WRITTEN, TILE_P, TILE_Q, STORE>;
     constexpr int PITCHED = PITCH<TILE_P, TILE_Q>;
     __shared__ __align__(16) Word tile[TILE_Q * PITCHED];
+    const Word *const first_word = value;
+    destination += Outside::begin(g.outside.destination, g.outside.last);
+    value += Outside::begin(g.outside.value, g.outside.last);
 
     for (long long index = blockIdx.x; index < g.tiles; index += gridDim.x) {
         const long long line = quotient(index, g.near_tiles), n = quotient(line, g.far_tiles);
@@ -203,7 +220,7 @@ __global__ void __launch_bounds__(
                 if (q < left_q && p < left_p) read[round] = load_pack<LOAD>(run + p, LOAD);
             } else if (q < left_q && p < left_p && p > -LOAD) {
                 // What lies beside a run is another one's; only beyond the operand there is nothing.
-                const long long at = run + p - value;
+                const long long at = run + p - first_word;
                 if (at >= 0 && at + LOAD <= g.value_words) {
                     read[round] = load_pack<LOAD>(run + p, LOAD);
                 } else {

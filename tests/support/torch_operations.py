@@ -256,7 +256,22 @@ def _moves():
         t = t.view(n, h // 2, w // 5, 2, 5, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h, w, c)
         return t.roll((1, 2), (1, 2)).permute(0, 3, 1, 2)
 
+    def by_slices(*places, dim=1, last=False):
+        def function(x):
+            x = x.permute(0, 2, 3, 1) if last else x
+            parts = [x[:, h::2, w::2] if last else x[..., h::2, w::2] for h, w in places]
+            y = torch.cat(parts, dim)
+            return F.layer_norm(y, (16,)).permute(0, 3, 1, 2) if last else y.relu()
+
+        return function
+
+    columns, rows = ((0, 0), (1, 0), (0, 1), (1, 1)), ((0, 0), (0, 1), (1, 0), (1, 1))
     return {
+        "pixels by slices": (by_slices(*rows), 16),
+        "patches merged": (by_slices(*columns, dim=-1, last=True), 16),
+        "slices side by side": (by_slices(*columns, dim=-1), 4),
+        "slices in no order": (by_slices((0, 0), (1, 1), (0, 1), (1, 0)), 16),
+        "slices, one twice": (by_slices((0, 0), (0, 0), (0, 1), (1, 0)), 16),
         "windows that are shifted": (windows, 4),
         "a shuffle of channels": (lambda x: F.channel_shuffle(x, 2).relu(), 4),
         "a shuffle by views": (shuffled, 4),

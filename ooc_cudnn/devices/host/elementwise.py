@@ -29,6 +29,7 @@ from ooc_cudnn.operations.elementwise.binary import COMBINED, OpTensor, wide_sha
 from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.operations.elementwise.rearrange import Rearrange
 from ooc_cudnn.operations.elementwise.reshape import Reshape
+from ooc_cudnn.operations.elementwise.roll import Roll
 from ooc_cudnn.operations.normalization.batch_launches import Normalise, NormaliseBackward
 from ooc_cudnn.operations.softmax.channels import ImageSoftmax, ImageSoftmaxBackward
 from ooc_cudnn.tensor import numpy_dtype
@@ -48,6 +49,13 @@ def rearrange(operation: Rearrange, inputs: Inputs, output: Array, workspace: Ar
     """The same numbers with axes split, permuted and joined; to split an axis makes no copy."""
     sizes = tuple(operation.sizes[at] for at in operation.order)
     np.copyto(output.reshape(sizes), inputs[0].reshape(operation.sizes).transpose(operation.order))
+
+
+def roll(operation: Roll, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """The same numbers, moved along axes."""
+    for source, target in operation.boxes():
+        box, place = (tuple(slice(*each) for each in region) for region in (source, target))
+        output[place] = inputs[0][box]
 
 
 def pointwise(operation: Pointwise, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -243,6 +251,7 @@ RUNNERS: dict[type, Runner] = {
     Relayout: relayout,
     Reshape: reshape,
     Rearrange: rearrange,
+    Roll: roll,
     OpTensor: op_tensor,
     ActivationBackward: activation_backward,
     PreluBackward: prelu_backward,

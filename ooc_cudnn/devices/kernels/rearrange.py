@@ -1,4 +1,4 @@
-"""Runner of `Rearrange`, by relayout.cu: copies between views whose axes are split."""
+"""Runners of `Rearrange` and `Roll`, by relayout.cu: copies of split axes, and of boxes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from dataclasses import replace
 
 from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Runner
-from ooc_cudnn.devices.kernels.relayout import relayout
+from ooc_cudnn.devices.kernels.relayout import MOST_AXES, NO_AXIS, axes_of_copy, relayout
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.memory.axes import merged_axes
+from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.elementwise.rearrange import Rearrange
-
-#: Axes that one copy has.
-AXES = 3
+from ooc_cudnn.operations.elementwise.roll import Roll
 
 
 def split_strides(view: DeviceView, factors: Sequence[Shape]) -> list[int]:
@@ -30,35 +28,49 @@ def split_strides(view: DeviceView, factors: Sequence[Shape]) -> list[int]:
 
 
 def rearrange(operation: Rearrange, call: Call) -> None:
-    """Copy `AXES` axes in one launch, and the shortest of what is left place after place."""
+    """Copy as many axes as one launch has, and the shortest of what is left place after place."""
     value = check("x", call.inputs[0], operation.shape, operation.dtype)
     output = check("y", call.output, operation.output_shape, operation.dtype)
     if output.size == 0:
         return
     sources = split_strides(value, operation.factors)
+    source = replace(
+        value,
+        shape=tuple(operation.sizes[at] for at in operation.order),
+        strides=tuple(sources[at] for at in operation.order),
+    )
     to = split_strides(output, operation.result_factors)
-    sizes = [operation.sizes[at] for at in operation.order]
-    merged = merged_axes(sizes, [to, [sources[at] for at in operation.order]])
-    outer = list(zip(merged.sizes, *merged.strides, strict=True))
-    looped = sorted(outer)[: max(0, len(outer) + 1 - AXES)]
-    kept = [axis for axis in outer if axis not in looped]
-    kept = [(1, 0, 0)] * (AXES - 1 - len(kept)) + kept
-    kept.append((merged.inner, *merged.inner_strides))
-    shape, of_output, of_value = zip(*kept, strict=True)
-    for places in itertools.product(*(range(size) for size, *_ in looped)):
-        steps = [
-            sum(place * axis[operand] for place, axis in zip(places, looped, strict=True))
-            for operand in (1, 2)
-        ]
-        destination, source = (
-            replace(
-                view, pointer=view.pointer + step * view.item_bytes, shape=shape, strides=strides
-            )
-            for view, step, strides in zip(
-                (output, value), steps, (of_output, of_value), strict=True
-            )
+    axes = axes_of_copy(replace(output, shape=source.shape, strides=tuple(to)), source)
+    looped = sorted(axes[:-1])[: max(0, len(axes) - MOST_AXES)]
+    kept = [axis for axis in axes if axis not in looped]
+    shape, *strides = zip(*[NO_AXIS] * (2 - len(kept)), *kept, strict=True)
+
+    def place(view: DeviceView, begin: int, steps: Shape) -> DeviceView:
+        return replace(
+            view, pointer=view.pointer + begin * view.item_bytes, shape=shape, strides=steps
         )
-        relayout(destination, source, call.stream)
+
+    for places in itertools.product(*(range(axis.extent) for axis in looped)):
+        begins = (
+            sum(at * axis[operand] for at, axis in zip(places, looped, strict=True))
+            for operand in (1, 2)
+        )
+        destination, part = map(place, (output, value), begins, strides)
+        relayout(destination, part, call.stream)
 
 
-RUNNERS: dict[type, Runner] = {Rearrange: rearrange}
+def roll(operation: Roll, call: Call) -> None:
+    """Copy box by box."""
+    value = check("x", call.inputs[0], operation.shape, operation.dtype)
+    output = check("y", call.output, operation.shape, operation.dtype)
+
+    def box(view: DeviceView, region: Region) -> DeviceView:
+        begin = sum(step * start for step, (start, _) in zip(view.strides, region, strict=True))
+        shape = tuple(stop - start for start, stop in region)
+        return replace(view, pointer=view.pointer + begin * view.item_bytes, shape=shape)
+
+    for source, target in operation.boxes():
+        relayout(box(output, target), box(value, source), call.stream)
+
+
+RUNNERS: dict[type, Runner] = {Rearrange: rearrange, Roll: roll}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.kernels import compile_ahead, compiling
@@ -86,6 +87,86 @@ def plan_relayout(destination: DeviceView, value: DeviceView) -> Launch | None:
     return _plan_copy(destination, value, common_rows(sizes, [to, source], keep_channel=False))
 
 
+class Axis(NamedTuple):
+    """An axis of a copy: its extent, and its steps in destination and value, in elements."""
+
+    extent: int
+    destination: int
+    value: int
+
+
+#: An axis that is not there.
+NO_AXIS = Axis(1, 0, 0)
+#: Axes outside of a transpose or of rows that one launch takes, and axes of such a launch.
+MOST_OUTSIDE = 3
+MOST_AXES = 3 + MOST_OUTSIDE
+#: Extent of each of them, at the most: a grid's y and z have so much.
+MOST_BEYOND = 2**16 - 1
+#: An axis as short as this one is joined by the batch, where that goes.
+SHORT_AXIS = 32
+#: From so long pieces on, packs are worth it that begin elsewhere than their runs.
+SHIFTED_BYTES = 128
+
+
+def axes_of_copy(destination: DeviceView, value: DeviceView) -> list[Axis]:
+    """Axes of a copy, outermost in `destination` first; what follows each other in both is one.
+
+    >>> nchw = DeviceView(4096, "float32", (64, 3, 10, 10), (300, 100, 10, 1))
+    >>> nhwc = DeviceView(4096, "float32", (64, 3, 10, 10), (300, 1, 30, 3))
+    >>> [tuple(axis) for axis in axes_of_copy(nchw, nhwc)]
+    [(64, 300, 300), (3, 100, 1), (100, 1, 3)]
+    """
+    merged = merged_axes(destination.shape, [destination.strides, value.strides])
+    inner = Axis(merged.inner, *merged.inner_strides)
+    return [*map(Axis, merged.sizes, *merged.strides), inner]
+
+
+class Outside(NamedTuple):
+    """Axes outside of what the blocks of a launch go through: once each in the grid's y and z.
+
+    >>> Outside.of([Axis(5, 4, 1), Axis(2, 60, 9), Axis(7, 2, 3)]).grid
+    (7, 10)
+    """
+
+    axes: tuple[Axis, Axis, Axis]
+
+    @classmethod
+    def of(cls, axes: Sequence[Axis]) -> Outside | None:
+        """Return them; None where a grid has no place for them."""
+        first, second, third = (*sorted(axes, reverse=True), *[NO_AXIS] * MOST_OUTSIDE)[:3]
+        if (
+            len(axes) > MOST_OUTSIDE
+            or max(first.extent, second.extent * third.extent) > MOST_BEYOND
+        ):
+            return None
+        return cls((first, second, third))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The grid's y and z."""
+        first, second, third = self.axes
+        return first.extent, second.extent * third.extent
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of relayout.cu's `Outside`."""
+        return {
+            "last": self.axes[-1].extent,
+            "destination": [axis.destination for axis in self.axes],
+            "value": [axis.value for axis in self.axes],
+        }
+
+    def keep_aligned(self, count: int) -> int:
+        """The most words, up to so many, of packs that begin aligned at each place of the axes."""
+        steps = [step for axis in self.axes for step in (axis.destination, axis.value)]
+        while any(step % count for step in steps):
+            count //= 2
+        return count
+
+
+NOTHING_OUTSIDE = Outside((NO_AXIS, NO_AXIS, NO_AXIS))
+
+
 class Transposition(NamedTuple):
     """The geometry of relayout.cu's `transpose`, and its `Split`."""
 
@@ -99,18 +180,13 @@ class Transposition(NamedTuple):
     inner: int = 1
     outer_stride: int = 0
     split: str = "WHOLE"
-
-
-#: Extent of an axis beyond rows, at the most: a grid's y has so much.
-MOST_BEYOND = 2**16 - 1
-#: An axis as short as this one is joined by the batch, where that goes.
-SHORT_AXIS = 32
-#: From so long pieces on, packs are worth it that begin elsewhere than their runs.
-SHIFTED_BYTES = 128
+    outside: Outside = NOTHING_OUTSIDE
 
 
 def plan_transposition(destination: DeviceView, value: DeviceView) -> Transposition | None:
     """Find the axes p and q, contiguous in value and in destination; None if they are one.
+
+    Of more axes than these and a batch, the shortest are outside.
 
     >>> shape = (64, 3, 10, 10)
     >>> nchw, nhwc, chwn = (300, 100, 10, 1), (300, 1, 30, 3), (1, 6400, 640, 64)
@@ -120,89 +196,85 @@ def plan_transposition(destination: DeviceView, value: DeviceView) -> Transposit
     (1, 300, 64, 0, 300, 0, 64)
     >>> plan_transposition(view(nhwc), view(nchw))[:7]
     (64, 100, 3, 300, 100, 300, 3)
-    >>> plan_transposition(view(chwn), view(nhwc))  # p is (s, c), which is split in CHWN
-    Transposition(batch=1, size_p=300, size_q=64, value_n=0, value_q=300, destination_n=0, \
-destination_p=6400, inner=3, outer_stride=64, split='SPLIT_P')
+    >>> plan_transposition(view(chwn), view(nhwc))[:10]  # p is (s, c), which is split in CHWN
+    (1, 300, 64, 0, 300, 0, 6400, 3, 64, 'SPLIT_P')
     """
-    merged = merged_axes(destination.shape, [destination.strides, value.strides])
-    # each as (size, its step in destination, its step in value)
-    axes = list(zip(merged.sizes, *merged.strides, strict=True))
-    axes.append((merged.inner, *merged.inner_strides))
-    q = next((axis for axis in axes if axis[1] == 1), None)
-    p = next((axis for axis in axes if axis[2] == 1 and axis[0] > 1), None)
-    if p is None or q is None or p == q or len(axes) > 3:
+    axes = axes_of_copy(destination, value)
+    q = next((axis for axis in axes if axis.destination == 1), None)
+    p = next((axis for axis in axes if axis.value == 1 and axis.extent > 1), None)
+    if p is None or q is None or p == q:
         return None
-    batch, to_n, of_n = next((axis for axis in axes if axis not in (p, q)), (1, 0, 0))
     (size_p, to_p, _), (size_q, _, of_q) = p, q
-    if batch > 1 and size_p < SHORT_AXIS and size_p <= size_q and of_n == size_p:
-        return Transposition(1, size_p * batch, size_q, 0, of_q, 0, to_p, size_p, to_n, "SPLIT_P")
-    if batch > 1 and size_q < SHORT_AXIS and size_q <= size_p and to_n == size_q:
-        return Transposition(1, size_p, size_q * batch, 0, of_q, 0, to_p, size_q, of_n, "SPLIT_Q")
-    return Transposition(batch, size_p, size_q, of_n, of_q, to_n, to_p)
+    rest = [axis for axis in axes if axis not in (p, q)]
+
+    def joins_p(axis: Axis) -> bool:
+        return size_p < SHORT_AXIS and size_p <= size_q and axis.value == size_p
+
+    def joins_q(axis: Axis) -> bool:
+        return size_q < SHORT_AXIS and size_q <= size_p and axis.destination == size_q
+
+    batch = next((axis for axis in rest if joins_p(axis) or joins_q(axis)), None)
+    batch = batch or max(rest, default=NO_AXIS)
+    outside = Outside.of([axis for axis in rest if axis != batch])
+    if outside is None:
+        return None
+    n, to_n, of_n = batch
+    if n > 1 and joins_p(batch):
+        return Transposition(
+            1, size_p * n, size_q, 0, of_q, 0, to_p, size_p, to_n, "SPLIT_P", outside
+        )
+    if n > 1 and joins_q(batch):
+        return Transposition(
+            1, size_p, size_q * n, 0, of_q, 0, to_p, size_q, of_n, "SPLIT_Q", outside
+        )
+    return Transposition(n, size_p, size_q, of_n, of_q, to_n, to_p, outside=outside)
 
 
-class Beyond(NamedTuple):
-    """An axis outside of rows: its extent, and its steps in destination and value."""
-
-    extent: int = 1
-    destination: int = 0
-    value: int = 0
-
-
-def merged_rows(destination: DeviceView, value: DeviceView) -> tuple[Rows, Beyond]:
-    """Rows of a copy between views whose spatial axes do not flatten into one, and an axis beyond.
+def merged_rows(destination: DeviceView, value: DeviceView) -> tuple[Rows, Outside]:
+    """Rows of a copy between views whose spatial axes do not flatten into one, and axes outside.
 
     Rows of a taller tensor, say, that lie along another axis than the first: the axes outside of
-    them are as in the taller one, and merge. Heads of channels do not: the fewest are beyond.
+    them are as in the taller one, and merge. Heads of channels do not: the fewest are outside.
 
     >>> taller = DeviceView(4096, "float32", (2, 3, 4, 2, 5), (420, 140, 35, 5, 1))  # 2 of 7 rows
     >>> packed = DeviceView(8192, "float32", (2, 3, 4, 2, 5), (120, 40, 10, 5, 1))
-    >>> rows, beyond = merged_rows(taller, packed)
-    >>> rows.sizes, beyond
-    ((1, 24, 10), Beyond(extent=1, destination=0, value=0))
+    >>> rows, outside = merged_rows(taller, packed)
+    >>> rows.sizes, outside == NOTHING_OUTSIDE
+    ((1, 24, 10), True)
 
     Raises
     ------
     ValueError
-        If more than four axes are left.
+        If more than `MOST_AXES` axes are left.
     """
-    axes = merged_axes(destination.shape, [destination.strides, value.strides])
-    outer, beyond = list(zip(axes.sizes, *axes.strides, strict=True)), Beyond()
-    if len(outer) == 3:
-        fewest = min(outer)
-        outer.remove(fewest)
-        beyond = Beyond(*fewest)
-    if len(outer) > 2 or beyond.extent > MOST_BEYOND:
+    *outer, inner = axes_of_copy(destination, value)
+    shortest = sorted(outer)[: max(0, len(outer) - 2)]
+    outside = Outside.of(shortest)
+    if outside is None:
         raise ValueError(
             f"strides {destination.strides} and {value.strides} of shape {destination.shape} lie "
             "too scattered for one copy"
         )
-    outer = [(1, 0, 0)] * (2 - len(outer)) + outer
-    sizes = (*(axis[0] for axis in outer), axes.inner)
-    strides = tuple(
-        (*(axis[at] for axis in outer), step) for at, step in enumerate(axes.inner_strides, 1)
-    )
-    contiguous = all(step == 1 for step in axes.inner_strides)
-    rows = Rows(sizes, strides, False, contiguous)
-    return rows, beyond
+    kept = [axis for axis in outer if axis not in shortest]
+    kept = [NO_AXIS] * (2 - len(kept)) + kept + [inner]
+    sizes, *strides = zip(*kept, strict=True)
+    contiguous = inner.destination == inner.value == 1
+    return Rows(sizes, tuple(strides), False, contiguous), outside
 
 
 def _plan_copy(
-    destination: DeviceView, value: DeviceView, rows: Rows, beyond: Beyond | None = None
+    destination: DeviceView, value: DeviceView, rows: Rows, outside: Outside = NOTHING_OUTSIDE
 ) -> Launch:
     """Plan a copy of rows of packs."""
-    beyond = beyond or Beyond()
     item = destination.item_bytes
-    count = pack_size(rows, [destination, value])
-    while beyond.destination % count or beyond.value % count:
-        count //= 2
+    count = outside.keep_aligned(pack_size(rows, [destination, value]))
     unroll = packs_a_thread(count * item)
     outer, middle, inner = rows.sizes
     blocks = block_shape(outer * middle, -(-inner // count), unroll)
     return Launch(
         "relayout.cu",
         instance("copy_strided", WORDS[item], count, unroll, blocks.unroll_rows, rows.contiguous),
-        (*grid_of(blocks.tiles), beyond.extent),
+        (*grid_of(blocks.tiles), *outside.grid),
         fill_struct(
             *("relayout.cu", "CopyGeometry"),
             size=rows.sizes,
@@ -210,8 +282,7 @@ def _plan_copy(
             value=rows.strides[1],
             tiles=blocks.tiles,
             column_tiles=blocks.column_tiles,
-            destination_beyond=beyond.destination,
-            value_beyond=beyond.value,
+            outside=outside.fields,
         ),
         blocks.block,
     )
@@ -233,14 +304,14 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
     tile_p, tile_q = tile
 
     def pack(*steps: int) -> int:
-        count = WIDEST_ACCESS_BYTES // item
+        count = on.outside.keep_aligned(WIDEST_ACCESS_BYTES // item)
         while any(step % count for step in steps):
             count //= 2
         return count
 
     def side(tile: int, size: int, gapless: bool, pointer: int, *steps: int) -> tuple[int, str]:
         """Words of a pack, and the `Side` of relayout.cu."""
-        begin, widest = pointer // item, pack()
+        begin, widest = pointer // item, WIDEST_ACCESS_BYTES // item
         flat = pack(begin, tile_p * tile_q, steps[0]) if gapless and tile == size else 0
         aligned = pack(begin, tile, size, *steps)
         if widest not in (flat, aligned) and tile * item >= SHIFTED_BYTES:
@@ -262,13 +333,15 @@ def _plan_transpose(destination: DeviceView, value: DeviceView, on: Transpositio
     tiles = near * far * on.batch
     steps = zip(value.shape, value.strides, strict=True)
     value_words = 1 + sum((size - 1) * step for size, step in steps)
+    geometry = on._asdict() | {"outside": on.outside.fields}
+    del geometry["split"]
     return Launch(
         "relayout.cu",
         instance("transpose", WORDS[item], *tile, load, store, p_near, on.split, read, written),
-        grid_of(tiles),
+        (*grid_of(tiles), *on.outside.grid),
         fill_struct(
             *("relayout.cu", "TransposeGeometry"),
-            **{name: number for name, number in on._asdict().items() if name != "split"},
+            **geometry,
             near_tiles=near,
             far_tiles=far,
             tiles=tiles,

@@ -25,7 +25,9 @@ from ooc_cudnn.torch.lowering.heads import HeadsOfChannels, heads_of_channels
 from ooc_cudnn.torch.lowering.joint_results import Readers, as_row, is_linear, is_map, may_be_row
 from ooc_cudnn.torch.lowering.lowered_value import LoweredValue
 from ooc_cudnn.torch.lowering.rearranged import (
+    CASTS,
     FOLLOWED,
+    JOINED,
     MOST_LAUNCHES,
     Rearrangement,
     rearrangement,
@@ -40,6 +42,8 @@ _INSEPARABLE = frozenset({"native_group_norm"})
 
 #: Axes of a tensor of the network, at most.
 MOST_AXES = 5
+#: Types between which what is moved may be cast. (PyTorch rounds float64 to half types by float32.)
+_CAST_TO_EACH_OTHER = frozenset({"float16", "bfloat16", "float32"})
 
 
 class NetworkAttempt(Protocol):
@@ -59,6 +63,9 @@ class NetworkAttempt(Protocol):
 
     def parameter(self, value: Any, shape: Any = None) -> Tensor:
         """The same for a parameter."""
+
+    def cast(self, x: LoweredValue, dtype: str) -> LoweredValue:
+        """A value in another floating dtype."""
 
     def made_as(self, what: str, function: Any, value: Value, dtype: torch.dtype) -> Value:
         """A value that PyTorch makes of another one before each call."""
@@ -245,12 +252,17 @@ class Fallbacks:
         if (value, order) not in self._made:
             (source,) = _read_by(operations)
             parts = tuple(found.parts[axis] for axis in order)
-            name = self._to.name(operations[-1].name)
-            tensor = self._to.net.rearrange(
-                self._held[source].tensor, found.factors, parts, name=name
-            )
             axes = tuple(order.index(axis) for axis in range(len(order)))
-            self._made[value, order] = LoweredValue(tensor, axes)
+            held = self._held[source]
+            narrow, wide = _casts(operations, held.tensor.dtype)
+            for dtype in narrow:
+                held = self._to.cast(held, dtype)
+            name = self._to.name(operations[-1].name)
+            tensor = self._to.net.rearrange(held.tensor, found.factors, parts, name=name)
+            held = LoweredValue(tensor, axes)
+            for dtype in wide:
+                held = self._to.cast(held, dtype)
+            self._made[value, order] = held
         return self._made[value, order]
 
     def _moves(self, operations: list[Operation], value: Value) -> Rearrangement | None:
@@ -261,11 +273,20 @@ class Fallbacks:
             or len(sources) != 1
             or sources[0] not in self._held
             or not 2 <= len(value.shape) <= 5
-            or any(operation.name not in FOLLOWED for operation in operations)
+            or any(operation.name not in FOLLOWED | JOINED for operation in operations)
         ):
             return None
         held = self._held[sources[0]]
         if not held.tensor.is_floating or not 2 <= len(held.tensor.shape) <= 5:
+            return None
+        narrow, wide = _casts(operations, held.tensor.dtype)
+        types = held.tensor.dtype, *narrow, *wide
+        are_cast = len({*types}) > 1
+        if are_cast and (
+            not _CAST_TO_EACH_OTHER.issuperset(types)
+            or any(operation.name in JOINED for operation in operations)  # each by itself
+            or types[-1] != str(value.dtype).removeprefix("torch.")
+        ):
             return None
         found = rearrangement(operations, held.tensor.shape, held.axes)
         return found if found and found.launches <= MOST_LAUNCHES else None
@@ -573,6 +594,18 @@ def _read_by(operations: list[Operation]) -> list[Value]:
     made = {value for operation in operations for value in operation.results}
     reads = (value for operation in operations for value in operation.reads)
     return list(dict.fromkeys(value for value in reads if value not in made))
+
+
+def _casts(operations: Sequence[Operation], dtype: str) -> tuple[list[str], list[str]]:
+    """The types that elements of a type are cast to: before they are moved, and behind that.
+
+    Each is cast by itself, so that they move where they are smallest.
+    """
+    results = [each.results[0] for each in operations if each.name in CASTS]
+    types = [str(each.dtype).removeprefix("torch.") for each in results if each is not None]
+    sizes = [ITEM_BYTES.get(each, 0) for each in (dtype, *types)]
+    at = sizes.index(min(sizes))
+    return types[:at], types[at:]
 
 
 def _order(count: int, images: int, channels: int | None) -> tuple[int, ...]:

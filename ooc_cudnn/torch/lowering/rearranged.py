@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ooc_cudnn.torch.tracing.graph import Operation
+from ooc_cudnn.torch.tracing.graph import Operation, Value
 from ooc_cudnn.torch.tracing.image_axes import RESHAPES
 from ooc_cudnn.torch.tracing.permutations import PERMUTES, permutation
 
 _SAME = frozenset({"alias", "clone", "contiguous"})
 _SHUFFLES = frozenset({"channel_shuffle", "pixel_shuffle", "pixel_unshuffle"})
-#: What is followed here.
-FOLLOWED = RESHAPES | _SAME | PERMUTES | _SHUFFLES | {"squeeze", "unsqueeze"}
+#: What changes the type of elements as well, or alone.
+CASTS = frozenset({"to", "_to_copy"})
+#: What is followed here, of one value, and what joins parts of one.
+FOLLOWED = RESHAPES | _SAME | PERMUTES | _SHUFFLES | CASTS | {"squeeze", "unsqueeze"}
+JOINED = frozenset({"slice", "cat", "concat"})
 
 Shape = tuple[int, ...]
 #: Copies that a rearrangement may take.
@@ -41,7 +45,7 @@ class Rearrangement(NamedTuple):
 
     @property
     def launches(self) -> int:
-        """Copies that it takes at the most: one has three axes, and the longest are together.
+        """Copies that it takes at the most: one has six axes, and the longest are together.
 
         Neighbours that stay so are one axis: of one axis before and after, or of sites.
         """
@@ -57,7 +61,7 @@ class Rearrangement(NamedTuple):
                 else:
                     sizes.append(size)
                 last_factor, last_axis, last_before = at, axis, before
-        return math.prod(sorted(sizes)[:-3])
+        return math.prod(sorted(sizes)[:-6])
 
 
 def _are_together(one: int, other: int) -> bool:
@@ -84,10 +88,17 @@ class _Factor:
 _Axes = list[list[_Factor]]
 
 
+class _Part(NamedTuple):
+    """Some elements of the source: its axes, and places on factors that are in none of them."""
+
+    axes: _Axes
+    places: tuple[tuple[_Factor, int], ...] = ()
+
+
 def rearrangement(
     operations: Iterable[Operation], shape: Shape, axes: Sequence[int]
 ) -> Rearrangement | None:
-    """Follow operations, each of which reads what the one before made.
+    """Follow operations, in order, from a value to what the last of them makes.
 
     Parameters
     ----------
@@ -102,38 +113,85 @@ def rearrangement(
         From the tensor to the last value; None where there is none.
     """
     source = [[_Factor(extent)] for extent in shape]
-    value: _Axes = [source[axis] for axis in axes]
+    first = part = _Part([source[axis] for axis in axes])
+    made = dict[Value, _Part]()
     for operation in operations:
         (result,) = operation.results
-        followed = None if result is None else _after(operation, value, result.shape)
-        if followed is None:
+        reads = [made.get(read, first) for read in operation.reads]
+        followed = None if result is None else _after(operation, reads, result.shape)
+        if result is None or followed is None:
             return None
-        value = followed
+        made[result] = part = followed
+    if part.places:
+        return None
     (images, *_) = source[0][0].whole()
-    held, made = (
-        [[each for one in axis for each in one.whole() if each.size != 1] for axis in axes]
-        for axes in (source, value)
+    held, left = (
+        [[each for one in axis for each in one.whole() if each.size != 1] for axis in of]
+        for of in (source, part.axes)
     )
     if images.size == 1:  # as other axes of one element it is nowhere else
         held[0].insert(0, images)
-        made[0].insert(0, images)
+        left[0].insert(0, images)
     numbers = {id(each): at for at, each in enumerate(each for axis in held for each in axis)}
-    parts = tuple(tuple(numbers[id(each)] for each in axis) for axis in made)
+    parts = tuple(tuple(numbers[id(each)] for each in axis) for axis in left)
     return Rearrangement(tuple(tuple(each.size for each in axis) for axis in held), parts)
 
 
-def _after(operation: Operation, value: _Axes, shape: Shape) -> _Axes | None:
-    """The axes of what an operation makes."""
+def _after(operation: Operation, reads: Sequence[_Part], shape: Shape) -> _Part | None:
+    """What an operation makes of parts."""
     name, told = operation.name, operation.arguments
-    if name in _SAME:
-        return value
-    if name in PERMUTES:
-        return [value[each] for each in permutation(operation, len(value))]
-    if name in _SHUFFLES:
-        return _shuffled(operation, value, shape)
-    if name not in FOLLOWED or told.get("dtype") is not None:
+    if name in ("cat", "concat"):
+        return _interleaved(reads, told.get("dim", 0) % len(shape))
+    (value, places), *_ = reads
+    if name == "slice":
+        return _every_so_many(reads[0], told)
+    if name in _SAME | CASTS:
+        axes: _Axes | None = value
+    elif name in PERMUTES:
+        axes = [value[each] for each in permutation(operation, len(value))]
+    elif name in _SHUFFLES:
+        axes = _shuffled(operation, value, shape)
+    elif name in FOLLOWED and told.get("dtype") is None:
+        axes = _reshaped(value, shape)
+    else:
+        axes = None
+    return None if axes is None else _Part(axes, places)
+
+
+def _every_so_many(part: _Part, told: Mapping[str, Any]) -> _Part | None:
+    """Every second element of an axis, say, from one of the first on: a place on a factor."""
+    axis = told["dim"] % len(part.axes)
+    factors = [each for one in part.axes[axis] for each in one.whole()]
+    extent, step = math.prod(each.size for each in factors), told["step"]
+    if told["start"] in (None, 0) and (told["end"] is None or told["end"] >= extent) and step == 1:
+        return part
+    start = told["start"] or 0
+    last = factors[-1] if factors else None
+    if last is None or extent % step or not 0 <= start < step or (told["end"] or extent) < extent:
         return None
-    return _reshaped(value, shape)
+    if last.size != step:
+        if last.size % step:
+            return None
+        *_, last = last.split(last.size // step)
+    left = [each for one in part.axes[axis] for each in one.whole() if each is not last]
+    axes = [left if at == axis else each for at, each in enumerate(part.axes)]
+    return _Part(axes, (*part.places, (last, start)))
+
+
+def _interleaved(parts: Sequence[_Part], axis: int) -> _Part | None:
+    """Parts that are all places on some factors, in order: those are outermost on an axis then."""
+    wholes = [[[each for one in axis for each in one.whole()] for axis in p.axes] for p in parts]
+    places = [{id(factor): at for factor, at in part.places} for part in parts]
+    factors = {id(factor): factor for factor, _ in parts[0].places}
+    if any(whole != wholes[0] for whole in wholes) or any(p.keys() != {*factors} for p in places):
+        return None
+    for order in itertools.permutations(factors):
+        every = itertools.product(*(range(factors[each].size) for each in order))
+        if [tuple(at[each] for each in order) for at in places] == [*every]:
+            axes = list(parts[0].axes)
+            axes[axis] = [*(factors[each] for each in order), *axes[axis]]
+            return _Part(axes)
+    return None
 
 
 def _shuffled(operation: Operation, value: _Axes, shape: Shape) -> _Axes | None:

@@ -47,7 +47,8 @@ def test_heads_of_channels_are_one_copy():
         4096, "float16", shape, (sites * heads * depth, 1, depth, heads * depth)
     )
     of_heads = DeviceView(8192, "float16", shape, (heads * sites * depth, 1, sites * depth, depth))
-    rows, beyond = merged_rows(of_heads, of_channels)
+    rows, outside = merged_rows(of_heads, of_channels)
+    beyond = outside.axes[0]
     assert beyond == (heads, sites * depth, depth)
     found = {
         (to + head * beyond.destination, at + head * beyond.value)
@@ -60,11 +61,11 @@ def test_heads_of_channels_are_one_copy():
     }
     launch = plan_relayout(of_heads, of_channels)
     assert launch is not None
-    assert launch.grid[1] == heads
+    assert launch.grid[1:] == (heads, 1)
 
 
 def test_what_lies_too_scattered_is_refused():
-    shape = (2, 3, 2, 2, 2)
-    part = view(shape, "channels_first", whole=(2, 5, 4, 6, 5))
+    shape = (2,) * 7
+    part = DeviceView(4096, "float32", shape, tuple(3**at for at in range(6, -1, -1)))
     with pytest.raises(ValueError, match="too scattered"):
         merged_rows(part, view(shape, "channels_first"))

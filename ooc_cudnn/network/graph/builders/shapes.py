@@ -18,6 +18,7 @@ from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.core.window_arguments import is_int
 from ooc_cudnn.operations.elementwise.rearrange import Rearrange as Rearranged
 from ooc_cudnn.operations.elementwise.reshape import flatten
+from ooc_cudnn.operations.elementwise.roll import Roll as Rolled
 from ooc_cudnn.operations.resampling.arguments import describe_crop, describe_padding, interpolation
 from ooc_cudnn.types import Padding, Sizes
 
@@ -83,7 +84,8 @@ class ShapeBuilders(Builders):
             raise ValueError(f"axes must be those of channels or spatial ones, not {axes!r}")
         by = dict(zip(axes, shifts, strict=True))
         places = tuple(by.get(axis, 0) % max(e, 1) for axis, e in enumerate(x.shape))
-        return self._add(Roll(name, self._result(name, x.shape, x.dtype), x, places))
+        operation = Rolled(x.shape, places, x.dtype)
+        return self._add(Roll(name, self._result(name, x.shape, x.dtype), x, operation))
 
     @builder
     def concatenate(self, parts: Sequence[Tensor], *, axis: int = 1, name: str = "") -> Tensor:
