@@ -104,9 +104,9 @@ __device__ inline T member(const T *of, long long first, int behind, long long s
 // Neighbouring threads read neighbouring elements, whichever axis these lie along. ALONG: members
 // do. A set has a warp, a lane each, which exchange sums without a barrier. Else sets do: a warp has
 // 32 of them side by side, and a thread several lanes of one set.
-template <typename T, bool PRODUCTS, int MODE, bool ALONG>
+template <typename T, bool PRODUCTS, int MODE, bool ALONG, typename D = T>
 __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
-    Sets geometry, const T *x, const T *dy, const Arithmetic<T> *mean,
+    Sets geometry, const T *x, const D *dy, const Arithmetic<T> *mean,
     const Arithmetic<T> *inverse, const Arithmetic<T> *scale, const Arithmetic<T> *factor,
     const Arithmetic<T> *bias, double *partial, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
         if (inside) {
             const T *values = x + set_offset(geometry.x, image, set);
             if constexpr (PRODUCTS) {
-                const T *gradients = dy + set_offset(geometry.dy, image, set);
+                const D *gradients = dy + set_offset(geometry.dy, image, set);
                 const long long means = set_offset(geometry.mean, image, set);
                 const long long inverses = set_offset(geometry.inverse, image, set);
                 const long long scales = set_offset(geometry.scale, image, set);
@@ -146,7 +146,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
                     slope = factor[set] * inverse[inverses];
                     shift = bias[set];
                 }
-                T of_x[BATCH], of_dy[BATCH];
+                T of_x[BATCH];
+                D of_dy[BATCH];
                 A centers[BATCH], spreads[BATCH], factors[BATCH];
                 const auto load = [&](int i, long long first, int behind) {
                     of_x[i] = member(values, first, behind, geometry.x.inner);
@@ -340,10 +341,10 @@ struct Elements {
 //           with the dy of what f was applied to, that of y times the slope of f
 //
 // `share` is one over the number of elements that have a mean in common. The result may be the same
-// memory as x or dy.
-template <typename T, int MODE, bool BACKWARD, int COUNT>
+// memory as x or dy, if it is of their type: R is the result's, D that of dy.
+template <typename T, int MODE, bool BACKWARD, int COUNT, typename R = T, typename D = T>
 __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sets(
-    Elements geometry, T *result, const T *x, const T *dy, const Arithmetic<T> *scale,
+    Elements geometry, R *result, const T *x, const D *dy, const Arithmetic<T> *scale,
     const Arithmetic<T> *bias, const Arithmetic<T> *mean, const Arithmetic<T> *inverse,
     const double *sums, double share, Arithmetic<T> coef) {
     using A = Arithmetic<T>;
@@ -359,7 +360,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sets(
         auto offset = [&](const Axes &stride) {
             return outer * stride.outer + middle * stride.middle + column * stride.inner;
         };
-        Pack<T, COUNT> values = load_pack<COUNT>(x + offset(geometry.x), left), gradients = {};
+        Pack<T, COUNT> values = load_pack<COUNT>(x + offset(geometry.x), left);
+        Pack<D, COUNT> gradients = {};
+        Pack<R, COUNT> results = {};
         if constexpr (BACKWARD) gradients = load_pack<COUNT>(dy + offset(geometry.dy), left);
         const long long statistic = offset(geometry.statistic), channel = offset(geometry.channel);
 #pragma unroll
@@ -376,13 +379,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sets(
                         above * (scale[c] * spread) + bias[c], incoming, coef);
                 const A scaled = scale[c] * incoming;
                 const A rest = scaled - level - above * (slope * spread);
-                values.element[i] = narrow<T>(spread * rest);
+                results.element[i] = narrow<R>(spread * rest);
             } else {
                 const A normal = above * (scale[c] * spread) + bias[c];
-                values.element[i] = narrow<T>(activation<MODE, T>(normal, coef));
+                results.element[i] = narrow<R>(activation<MODE, R>(normal, coef));
             }
         }
-        store_pack<COUNT>(result + offset(geometry.result), values, left);
+        store_pack<COUNT>(result + offset(geometry.result), results, left);
     }
 }
 
@@ -395,10 +398,10 @@ struct Sites {
 // dx of layer normalisation, as `normalise_sets` makes it from the sums of sites, in one pass: a warp
 // sums up a site as `set_partials` does, to the same bits, and has its elements in registers: KEPT of
 // x, dy and scale a lane; of more channels none, which are read again. The result may be the same
-// memory as x or dy.
-template <typename T, int KEPT>
+// memory as x, or as dy if D, the type of that, is T.
+template <typename T, int KEPT, typename D = T>
 __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sites_backward(
-    Sites geometry, T *dx, const T *x, const T *dy, const Arithmetic<T> *scale,
+    Sites geometry, T *dx, const T *x, const D *dy, const Arithmetic<T> *scale,
     const Arithmetic<T> *mean, const Arithmetic<T> *inverse, double share) {
     using A = Arithmetic<T>;
     constexpr int LANES = 32, ACROSS = BLOCK_THREADS / LANES, HELD = KEPT > 0 ? KEPT : 1;
@@ -415,12 +418,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sites_backward(
         const long long image = divided(site, geometry.sites);
         const long long middle = site - image * geometry.sites;
         const T *values = x + set_offset(geometry.x, image, middle);
-        const T *gradients = dy + set_offset(geometry.dy, image, middle);
+        const D *gradients = dy + set_offset(geometry.dy, image, middle);
         T *results = dx + set_offset(geometry.dx, image, middle);
         const A center = mean[site], spread = inverse[site];
-        T held_x[HELD], held_dy[HELD];
+        T held_x[HELD];
+        D held_dy[HELD];
         double first = 0, second = 0;
-        const auto add = [&](T value, T gradient, A factor) {
+        const auto add = [&](T value, D gradient, A factor) {
             const double weight = (double)widen(gradient) * (double)factor;
             first += weight;
             second = fma(weight, ((double)widen(value) - (double)center) * (double)spread, second);
@@ -430,7 +434,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sites_backward(
             for (int i = 0; i < KEPT; ++i) {
                 const bool is_there = lane + i * LANES < members;
                 held_x[i] = is_there ? values[lane + i * LANES] : narrow<T>(A(0));
-                held_dy[i] = is_there ? gradients[lane + i * LANES] : narrow<T>(A(0));
+                held_dy[i] = is_there ? gradients[lane + i * LANES] : narrow<D>(A(0));
             }
 #pragma unroll
             for (int i = 0; i < KEPT; ++i)
@@ -442,7 +446,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_sites_backward(
         }
         const TwoSums sums = join_warp({first, second});
         const A level = A(sums.first * share), slope = A(sums.second * share);
-        const auto result = [&](T value, T gradient, A factor) {
+        const auto result = [&](T value, D gradient, A factor) {
             const A above = A(widen(value)) - center;
             const A rest = factor * A(widen(gradient)) - level - above * (slope * spread);
             return narrow<T>(spread * rest);

@@ -189,6 +189,38 @@ def test_gradients_of_sites(dtype, channels, layout):
     assert found.tobytes() == by_sums.result().tobytes()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [1, 33, 768, 1100])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_and_gradients_of_another_type(dtype, channels, layout):
+    """y is rounded once; dy of a half type counts as if it had been widened, to the last bit."""
+    shape = (2, channels, 3, 5)
+    kept = statistics_shape(shape, by_site=True)
+    x = Operand(shape, "float32", layout, data=random(shape, 1), offset=1)
+    mean, inverse = vector(kept, "float32", 3), vector(kept, "float32", 4)
+    scale, bias = vector(shape[1:2], "float32", 5), vector(shape[1:2], "float32", 6)
+
+    vectors = (scale, bias, mean, inverse)
+    wide = Operand(shape, "float32", layout)
+    run(kernels, NormaliseSets(shape, "float32", by_site=True), (x, *vectors), wide)
+    operation = NormaliseSets(shape, "float32", by_site=True, y_dtype=dtype)
+    y = run(kernels, operation, (x, *vectors), Operand(shape, dtype, layout))
+    assert (y == wide.result().astype(y.dtype)).all()
+
+    narrow = Operand(shape, dtype, layout, data=random(shape, 2))
+    widened = Operand(shape, "float32", layout, data=narrow.wide)
+    found = []
+    for dy, dy_dtype in ((narrow, dtype), (widened, "")):
+        of_channels = SetSums(shape, "float32", 15, statistics_shape=kept, dy_dtype=dy_dtype)
+        sums = Operand(of_channels.output_shape, "float64")
+        found.append(run(kernels, of_channels, (x, dy, mean, inverse, None, None), sums))
+        operation = NormaliseSitesBackward(shape, "float32", dy_dtype)
+        dx = Operand(shape, "float32", layout)
+        found.append(run(kernels, operation, (x, dy, scale, mean, inverse), dx))
+    assert found[0].tobytes() == found[2].tobytes()
+    assert found[1].tobytes() == found[3].tobytes()
+
+
 @pytest.mark.parametrize("width", [5, 35])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_cut_gives_the_same_bits(dtype, width):

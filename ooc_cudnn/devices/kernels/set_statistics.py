@@ -106,7 +106,10 @@ def _sum(
             grid = grid_of(images * sets, BLOCK_THREADS)
             return Launch(SOURCE, f"set_totals<{kind}>", grid, struct)
         blocks = images * units * -(-sets // (ALONG if along else ACROSS))
-        template = f"{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}, {boolean(along)}"
+        of_dy = CUDA_TYPES[dy.dtype if dy else operation.dtype]
+        template = (
+            f"{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}, {boolean(along)}, {of_dy}"
+        )
         return Launch(SOURCE, f"set_partials<{template}>", grid_of(blocks), struct)
 
     numbers_after = (partial, real_type(operation.dtype)(coef))
@@ -131,7 +134,7 @@ def set_sums(operation: SetSums, call: Call) -> None:
     """Run `SetSums` on (x, dy, mean, inverse deviation, scale, state)."""
     x, dy, mean, inverse, scale, *of_y, state = call.inputs
     check("x", x, operation.shape, operation.dtype)
-    check("dy", dy, operation.shape, operation.dtype)
+    check("dy", dy, operation.shape, operation.dy_dtype or operation.dtype)
     vectors = ACCUMULATOR[operation.dtype]
     check_packed("mean", mean, operation.statistics_shape, vectors)
     if inverse is not None:
@@ -222,9 +225,12 @@ def plan_normalise_sets(
     count = pack_size(Rows(sizes, strides, inner_is_channel, contiguous), views)
     packs = -(-sizes[2] // count)
     statistic, channel = (turned(broadcast_strides(view)) for view in (mean, scale))
+    of_result, of_dy = (CUDA_TYPES[view.dtype if view else dtype] for view in (result, dy))
+    backward = boolean(dy is not None)
+    template = f"{CUDA_TYPES[dtype]}, {mode.upper()}, {backward}, {count}, {of_result}, {of_dy}"
     return Launch(
         SOURCE,
-        f"normalise_sets<{CUDA_TYPES[dtype]}, {mode.upper()}, {boolean(dy is not None)}, {count}>",
+        f"normalise_sets<{template}>",
         grid_of(sizes[0] * sizes[1] * packs, BLOCK_THREADS),
         fill_struct(
             *(SOURCE, "Elements"),
@@ -251,7 +257,8 @@ def _normalise(
     """Launch on scale, bias, mean and inverse deviation, and backward dy and sums."""
     mode, coef = operation.mode, operation.coef
     x = check("x", call.inputs[0], operation.shape, operation.dtype)
-    output = check("the result", call.output, operation.shape, operation.dtype)
+    y_dtype = operation.y_dtype if isinstance(operation, NormaliseSets) else ""
+    output = check("the result", call.output, operation.shape, y_dtype or operation.dtype)
     narrow, channels = ACCUMULATOR[operation.dtype], operation.shape[1:2]
     scale, bias, mean, inverse = vectors
     scale = check_packed("scale", scale, channels, narrow)
@@ -278,7 +285,7 @@ def normalise_sets_backward(operation: NormaliseSetsBackward, call: Call) -> Non
     bias = biases[0] if biases else None
     if bias is not None:
         check_packed("bias", bias, operation.shape[1:2], ACCUMULATOR[operation.dtype])
-    check("dy", dy, operation.shape, operation.dtype)
+    check("dy", dy, operation.shape, operation.dy_dtype or operation.dtype)
     sets = math.prod(operation.statistics_shape[1:])
     check_packed("sums", sums, (2, operation.statistics_shape[0], sets), "float64")
     _normalise(operation, call, (scale, bias, mean, inverse), dy, sums, 1 / operation.count)
@@ -296,9 +303,11 @@ def normalise_sites_backward(operation: NormaliseSitesBackward, call: Call) -> N
     """
     x, dy, scale, mean, inverse = call.inputs
     views = [
-        check(name, view, operation.shape, operation.dtype)
-        for name, view in (("x", x), ("dy", dy), ("dx", call.output))
-    ]
+        check(name, view, operation.shape, dtype or operation.dtype)
+        for name, view, dtype in (
+            ("x", x, ""), ("dy", dy, operation.dy_dtype), ("dx", call.output, "")
+        )
+    ]  # fmt: skip
     x, dy, dx = views
     nbytes = _sites_sums_bytes(operation)
     start = workspace_pointer(call.workspace, nbytes) if nbytes else 0
@@ -329,7 +338,8 @@ def normalise_sites_backward(operation: NormaliseSitesBackward, call: Call) -> N
         struct = fill_struct(SOURCE, "Sites", **sizes, **strides)
         fits = ITEM_BYTES[operation.dtype] <= KEPT_BYTES
         kept = next((each for each in KEPT if fits and 32 * each >= members), 0)
-        kernel = f"normalise_sites_backward<{CUDA_TYPES[operation.dtype]}, {kept}>"
+        types = CUDA_TYPES[operation.dtype], CUDA_TYPES[dy.dtype]
+        kernel = f"normalise_sites_backward<{types[0]}, {kept}, {types[1]}>"
         return Launch(SOURCE, kernel, grid_of(images * sites, ALONG), struct)
 
     share = np.float64(1 / operation.shape[1])

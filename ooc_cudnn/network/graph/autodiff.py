@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from ooc_cudnn.network.graph.autodiff_emit import Backward, Forward, _Emit
+from ooc_cudnn.network.graph.fold_casts import fold_casts
 from ooc_cudnn.network.graph.graph import Graph
 from ooc_cudnn.network.graph.nodes.base import Node
 from ooc_cudnn.network.ir.step import Step
@@ -64,6 +65,8 @@ def _step(
     seeded: Collection[int] | None = None,
 ) -> Step:
     nodes = graph.nodes_before(outputs)
+    if is_training:
+        nodes = fold_casts(nodes, {*leaves, *(output.name for output in outputs)})
     on_the_way = _on_the_way(nodes, leaves)
     forward = Forward(settings, on_the_way, is_training=is_training)
     for output in outputs:

@@ -25,12 +25,21 @@ class OneShape:
     def output_shape(self) -> Shape:
         return self.shape
 
-    def passes(self, kind: str, count: int, *, exponentials: int = 0, problem: str = "") -> Work:
-        """So many reads and writes of the tensor, and exponentials an element."""
+    def passes(
+        self,
+        kind: str,
+        count: int,
+        *,
+        exponentials: int = 0,
+        problem: str = "",
+        one_in: str = "",
+    ) -> Work:
+        """So many reads and writes of it, one perhaps in another type; exponentials an element."""
         elements = math.prod(self.shape)
+        items = (count - 1) * ITEM_BYTES[self.dtype] + ITEM_BYTES[one_in or self.dtype]
         return pass_work(
             f"pointwise/{self.dtype}{kind}",
-            device_bytes=float(count * elements * ITEM_BYTES[self.dtype]),
+            device_bytes=float(elements * items),
             elements=elements,
             exponentials=exponentials * elements,
             problem=problem,

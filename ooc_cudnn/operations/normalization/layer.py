@@ -7,11 +7,11 @@ Sites are cut, channels are not. Mean and inverse deviation have one element a s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ooc_cudnn.operations.core.call import Piece, Read
+from ooc_cudnn.operations.core.call import Operand, Piece, Read, Rounding
 from ooc_cudnn.operations.core.launch_builder import Builder
 from ooc_cudnn.operations.core.operation import Array, Shape
 from ooc_cudnn.operations.core.row_axis import per_channel
@@ -23,6 +23,7 @@ from ooc_cudnn.operations.normalization.channel_reduction import (
     sums_of_channels,
 )
 from ooc_cudnn.operations.normalization.set_reduction import (
+    NormaliseSets,
     NormaliseSitesBackward,
     SetMoments,
     SetSums,
@@ -85,6 +86,40 @@ class LayerStatisticsCall(OfSites):
 
 
 @dataclass(frozen=True)
+class LayerNormalizationCastCall(OfSites):
+    """y of another type than x, rounded once, from x, scale, bias, mean and inverse deviation."""
+
+    shape: Shape
+    dtype: str
+    y_dtype: str
+
+    inputs = ("x", "scale", "bias", *SAVED)
+    reduced = ()
+
+    def _operand(self, name: str) -> Operand:
+        found = super()._operand(name)
+        return found._replace(dtype=self.y_dtype) if name == "y" else found
+
+    def build(self, build: Builder) -> None:
+        """One pass, in y's memory order."""
+        order, dtype = build.buffers["y"].order, build.product_dtype("y")
+        x = build.in_order("x", order)
+        normalise = NormaliseSets(
+            self.piece_shape(build.piece), self.dtype, by_site=True, y_dtype=dtype
+        )
+        build.make(normalise, (x, "scale", "bias", *SAVED), "y", order, done=(x,))
+
+    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
+        """By the statistics that are given."""
+        operands = [read(name, self.region(name, piece) or ()) for name in self.inputs]
+        operation = NormaliseSets(self.piece_shape(piece), self.dtype, by_site=True)
+        return {"y": (operation.reference(*operands), operation.magnitude(*operands))}
+
+    def rounding(self) -> Rounding:
+        return Rounding(1, self.y_dtype, 8)
+
+
+@dataclass(frozen=True)
 class LayerNormalizationGradientCall(OfSites):
     """dx, and what dscale and dbias are sums of, from x, dy, scale, mean and inverse deviation.
 
@@ -92,16 +127,26 @@ class LayerNormalizationGradientCall(OfSites):
     ----------
     data : bool
         Whether dx is made; else scale is no operand.
+    dy_dtype : str
+        The type of dy where that has another one than x: that of what y was rounded to.
     """
 
     shape: Shape
     dtype: str
     deterministic: bool = False
     data: bool = True
+    dy_dtype: str = ""
 
     reduced = ("h_y",)
     by_sets = True
-    may_be_in_place = True
+
+    @property
+    def may_be_in_place(self) -> bool:  # type: ignore[override]
+        return self.dy_dtype in ("", self.dtype)
+
+    def _operand(self, name: str) -> Operand:
+        found = super()._operand(name)
+        return found._replace(dtype=self.dy_dtype or self.dtype) if name == "dy" else found
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -118,13 +163,19 @@ class LayerNormalizationGradientCall(OfSites):
         build.accumulating = False
         shape, order = self.piece_shape(build.piece), build.buffers["x"].order
         statistics, laid = build.buffers[SAVED[0]].shape, build.in_order("dy", order)
-        of_channels = SetSums(shape, self.dtype, self.unit, statistics_shape=statistics)
+        of_channels = SetSums(
+            shape, self.dtype, self.unit, statistics_shape=statistics, dy_dtype=self.dy_dtype
+        )
         self.sum_channels(build, of_channels, ("x", laid, *SAVED, ""))
         if not self.data:
             return
         build.release(laid)
         backward = NormaliseSitesBackward(shape, self.dtype)
-        self.make(build, backward, ("x", "dy"), ("scale", *SAVED), order)
+        if self.may_be_in_place or build.product_dtype("dx") != self.dtype:
+            self.make(build, backward, ("x", "dy"), ("scale", *SAVED), order)
+            return
+        laid, mixed = build.in_order("dy", order), replace(backward, dy_dtype=self.dy_dtype)
+        build.make(mixed, ("x", laid, "scale", *SAVED), "dx", order, done=(laid,))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
         """Over axis 1; and the sums over all sites of the image."""

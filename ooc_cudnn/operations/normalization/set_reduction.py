@@ -82,10 +82,10 @@ class _OfSets(OneShape):
     def output_shape(self) -> Shape:
         return (self.rows, self.shape[0], self.sets)
 
-    def over(self, count: int) -> Work:
-        """So many reads of it."""
+    def over(self, count: int, one_in: str = "") -> Work:
+        """So many reads of it, one of them in a type."""
         problem = f"{self.name}; {self.shape[1]} channels"
-        return self.passes("/batch_normalization/sums", count, problem=problem)
+        return self.passes("/batch_normalization/sums", count, problem=problem, one_in=one_in)
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,21 @@ class SetSums(_OfSets):
     inverse deviation have `statistics_shape`, which is broadcast over x; the latter and scale,
     which is (c,), are 1 where they are "". What is summed up before is in `state`, as for
     `SetMoments`. With an activation after a normalisation of channels, dy is that of its result;
-    before the state come scale and bias of that.
+    before the state come scale and bias of that. `dy_dtype` is the type of dy where that has
+    another one than x.
     """
 
     statistics_shape: Shape = ()
     mode: str = "identity"
     coef: float = 0.0
+    dy_dtype: str = ""
 
     name = "set_sums"
     rows = 2
 
     def work(self) -> Work:
         """Two reads."""
-        return self.over(2)
+        return self.over(2, self.dy_dtype)
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,8 @@ class NormaliseSets(PerElement):
     """y = f(scale * (x - mean) * inverse deviation + bias), from (x, scale, bias, mean, inverse).
 
     Scale and bias are (c,); mean and inverse deviation are (n, c, 1...), or with `by_site`
-    (n, 1, spatial...), and f is an activation fused into the pass.
+    (n, 1, spatial...), and f is an activation fused into the pass. `y_dtype` is the type of y where
+    that has another one than x: it is rounded once.
     """
 
     shape: Shape
@@ -207,6 +210,7 @@ class NormaliseSets(PerElement):
     by_site: bool = False
     mode: str = "identity"
     coef: float = 0.0
+    y_dtype: str = ""
 
     name = "normalise_sets"
 
@@ -223,7 +227,7 @@ class NormaliseSets(PerElement):
 
     def work(self) -> Work:
         """One read and one write."""
-        return self.passes("/batch_normalization", 2, problem=self.name)
+        return self.passes("/batch_normalization", 2, problem=self.name, one_in=self.y_dtype)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
         scale, bias, mean, inverse = (np.abs(p) for p in parameters)
@@ -248,6 +252,7 @@ class NormaliseSetsBackward(OneShape):
     `sums` (2, n, sets) are those of scale * dy and scale * dy * xhat, over the `count` elements
     that share a mean. The other operands are as for `NormaliseSets`. With an activation after the
     normalisation dy is that of its result, and takes its slope; the bias is the last operand.
+    `dy_dtype` is the type of dy where that has another one than x.
     """
 
     shape: Shape
@@ -256,6 +261,7 @@ class NormaliseSetsBackward(OneShape):
     by_site: bool = False
     mode: str = "identity"
     coef: float = 0.0
+    dy_dtype: str = ""
 
     name = "normalise_sets_backward"
 
@@ -266,7 +272,7 @@ class NormaliseSetsBackward(OneShape):
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return self.passes("/batch_normalization", 3, problem=self.name)
+        return self.passes("/batch_normalization", 3, problem=self.name, one_in=self.dy_dtype)
 
 
 @dataclass(frozen=True)
@@ -278,6 +284,7 @@ class NormaliseSitesBackward(OneShape):
 
     shape: Shape
     dtype: str
+    dy_dtype: str = ""
 
     name = "normalise_sites_backward"
 
@@ -289,14 +296,18 @@ class NormaliseSitesBackward(OneShape):
     @property
     def sums(self) -> SetSums:
         """Launch that finds the sums of each site."""
-        kept, channels = self.statistics_shape, self.shape[1]
-        return SetSums(self.shape, self.dtype, channels, by_site=True, statistics_shape=kept)
+        return SetSums(
+            self.shape, self.dtype, self.shape[1], by_site=True,
+            statistics_shape=self.statistics_shape, dy_dtype=self.dy_dtype,
+        )  # fmt: skip
 
     @property
     def by_sums(self) -> NormaliseSetsBackward:
         """Launch that makes dx by the sums."""
-        return NormaliseSetsBackward(self.shape, self.dtype, self.shape[1], by_site=True)
+        return NormaliseSetsBackward(
+            self.shape, self.dtype, self.shape[1], by_site=True, dy_dtype=self.dy_dtype
+        )
 
     def work(self) -> Work:
         """Two reads and a write."""
-        return self.passes("/batch_normalization", 3, problem=self.name)
+        return self.passes("/batch_normalization", 3, problem=self.name, one_in=self.dy_dtype)

@@ -25,7 +25,8 @@ class GroupNormalization(Node):
     Mean and variance are those of each group of each image's channels; with no `groups`, of the
     channels of each site. They are a phase of their own, and all else forward is elementwise: so y
     can be made again. Backward, the gradients of scale and bias are sums that are made beside
-    the gradient of x, or alone where nobody wants that.
+    the gradient of x, or alone where nobody wants that. In training y of each site may have another
+    type than x: it is rounded once.
     """
 
     x: Tensor
@@ -38,7 +39,7 @@ class GroupNormalization(Node):
         shape, dtype, deterministic = self.x.shape, self.x.dtype, settings.deterministic
         if not self.groups:
             return layer_normalization.LayerNormalizationGradientCall(
-                shape, dtype, deterministic, data
+                shape, dtype, deterministic, data, self.y.dtype if self.y.dtype != dtype else ""
             )
         return group_normalization.GroupNormalizationGradientCall(
             shape, dtype, self.groups, deterministic, data
@@ -62,6 +63,10 @@ class GroupNormalization(Node):
             return
         saved = self._saved(emit, call)
         emit.phase("statistics", call, x=self.x, **saved)
+        if self.y.dtype != dtype:
+            cast = layer_normalization.LayerNormalizationCastCall(shape, dtype, self.y.dtype)
+            emit.phase("forward", cast, **binds, **saved)
+            return
         mean, inverse = saved.values()
         normalise = Chain((NormaliseSets(shape, dtype, by_site=not self.groups),), dtype)
         emit.phase("forward", normalise, **binds, mean=mean, inverse_deviation=inverse)
