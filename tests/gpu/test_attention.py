@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 
+import ooc_cudnn
 from ooc_cudnn.operations.attention.calls import AttentionCall, AttentionGradientCall
+from ooc_cudnn.pipeline import graph_replay
 from tests.operations.attention.test_calls import sizes_of
 from tests.operations.attention.test_launches import launch_of
 from tests.support.attention import Case, by_pytorch, draw, terms_of
 from tests.support.every_split import check_every_split
 from tests.support.forced import Forced
+from tests.support.on_device import on_the_device
 
 torch = pytest.importorskip("torch")
 
@@ -62,3 +68,23 @@ def test_both_directions(name, dtype, way, random):
     }
     terms = terms_of(dtype, backward=True)
     check_every_split(gradient, arrays, expected, terms=terms, sizes=sizes_of(expected), most=2)
+
+
+def test_products_of_cublas_are_recorded(recorded, monkeypatch):
+    """Attention in float32 is made of them."""
+    monkeypatch.setattr(graph_replay, "FEWEST_TASKS", 1)
+    net = ooc_cudnn.Network(seed=0)
+    x = net.input("x", (2, 48, 40), "float32", gradient=True)
+    y = net.packed_attention(net.convolution(x, 48, window=1), 2)
+    step = net.training_step(net.mean_squared_error(y, net.input("target", y.shape, "float32")))
+    random = np.random.default_rng(0)
+    given = {
+        name: on_the_device(random.standard_normal(shape).astype("f4"), "channels_first")
+        for name, shape in (("x", x.shape), ("target", y.shape))
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses = [step(**given) for _ in range(6)]
+    assert recorded
+    assert None not in recorded
+    assert losses == pytest.approx([losses[0]] * 6, rel=1e-6)

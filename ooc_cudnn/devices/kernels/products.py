@@ -1,8 +1,14 @@
-"""Products of many small matrices, by cuBLAS through CuPy."""
+"""Products of many small matrices, by the cuBLAS that CuPy has loaded.
+
+It is called directly: CuPy's own function declines on a stream that is being recorded, and a step
+with one such product would be issued launch by launch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,7 +75,6 @@ def multiply(
     if collected() is not None:
         return  # there is nothing to compile
     import cupy
-    from cupy_backends.cuda.libs import cublas
 
     dtype = left.dtype
     compute = _COMPUTE_64F if dtype == "float64" else _COMPUTE_32F
@@ -81,19 +86,45 @@ def multiply(
     # the product: right comes first.
     first, second = right, left
     with stream or contextlib.nullcontext():
-        cublas.gemmStridedBatchedEx(
-            cupy.cuda.device.get_cublas_handle(),
-            int(turned[1]),
-            int(turned[0]),
-            result.columns,
-            result.rows,
-            left.rows if turned[0] else left.columns,
-            alpha.ctypes.data,
-            *(first.pointer, _TYPES[first.dtype], first.step, first.apart),
-            *(second.pointer, _TYPES[second.dtype], second.step, second.apart),
-            beta.ctypes.data,
-            *(result.pointer, _TYPES[result.dtype], result.step, result.apart),
-            count,
-            compute,
-            _DEFAULT_ALGORITHM,
-        )
+        handle = cupy.cuda.device.get_cublas_handle()
+        current = cupy.cuda.get_current_stream().ptr
+    library = _library()
+    _check(library.cublasSetStream_v2(handle, current))
+    status = library.cublasGemmStridedBatchedEx(
+        handle,
+        int(turned[1]),
+        int(turned[0]),
+        result.columns,
+        result.rows,
+        left.rows if turned[0] else left.columns,
+        alpha.ctypes.data,
+        *(first.pointer, _TYPES[first.dtype], first.step, first.apart),
+        *(second.pointer, _TYPES[second.dtype], second.step, second.apart),
+        beta.ctypes.data,
+        *(result.pointer, _TYPES[result.dtype], result.step, result.apart),
+        count,
+        compute,
+        _DEFAULT_ALGORITHM,
+    )
+    _check(status)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The library, which a handle of CuPy's has loaded, with what it is given."""
+    import cupy
+
+    library = ctypes.CDLL(f"libcublas.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}")
+    number, pointer, far = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
+    matrix = pointer, number, number, far
+    library.cublasSetStream_v2.argtypes = [pointer, pointer]
+    library.cublasGemmStridedBatchedEx.argtypes = [
+        pointer, *(number,) * 5, pointer, *matrix, *matrix, pointer, *matrix, number, number, number
+    ]  # fmt: skip
+    return library
+
+
+def _check(status: int) -> None:
+    """Raise RuntimeError where cuBLAS could not do something."""
+    if status:
+        raise RuntimeError(f"cuBLAS returned {status} for a product of matrices")
