@@ -208,6 +208,88 @@ __global__ void __launch_bounds__(BLOCK_THREADS) set_partials(
     }
 }
 
+// PRODUCTS of channels that lie side by side, of which each site has a mean and an inverse: layer
+// normalisation's, to the same bits as `set_partials`. A thread has COUNT channels of every 32nd
+// member; a warp has members 8 apart, whose sums it exchanges. The last four operands are not read.
+template <typename T, typename D, int COUNT>
+__global__ void __launch_bounds__(BLOCK_THREADS) site_products(
+    Sets geometry, const T *x, const D *dy, const Arithmetic<T> *mean,
+    const Arithmetic<T> *inverse, const Arithmetic<T> *, const Arithmetic<T> *,
+    const Arithmetic<T> *, double *partial, Arithmetic<T>) {
+    using A = Arithmetic<T>;
+    constexpr int LANES = 32, SETS = 32, ACROSS = SETS / COUNT, WARPS = BLOCK_THREADS / 32;
+    constexpr int BATCH = 4;
+    static_assert(ACROSS * LANES == BLOCK_THREADS, "a lane of the tree is a thread's");
+    __shared__ TwoSums shared[WARPS][SETS];
+    const int warp = threadIdx.x / 32, across = threadIdx.x % ACROSS;
+    const int row = threadIdx.x % 32 / ACROSS * WARPS + warp;
+    const long long tiles = (geometry.sets + SETS - 1) / SETS;
+
+    for (long long item = blockIdx.x; item < geometry.images * geometry.units * tiles;
+         item += gridDim.x) {
+        const long long part = divided(item, tiles);  // a unit of an image
+        const long long first_set = (item - part * tiles) * SETS;
+        const long long set = first_set + across * COUNT;
+        const long long image = divided(part, geometry.units);
+        const long long start = (part - image * geometry.units) * geometry.unit;
+        const long long stop = min(start + geometry.unit, geometry.members);
+
+        double firsts[COUNT] = {}, seconds[COUNT] = {};
+        if (set < geometry.sets) {
+            const T *values = x + image * geometry.x.outer + set;
+            const D *gradients = dy + image * geometry.dy.outer + set;
+            const A *centers_of = mean + image * geometry.mean.outer;
+            const A *spreads_of = inverse + image * geometry.inverse.outer;
+            Pack<T, COUNT> of_x[BATCH];
+            Pack<D, COUNT> of_dy[BATCH];
+            A centers[BATCH], spreads[BATCH];
+            const auto load = [&](int i, long long first, int behind) {
+                const long long at = first + behind;
+                of_x[i] = load_pack<COUNT>(values + at * geometry.x.inner, COUNT);
+                of_dy[i] = load_pack<COUNT>(gradients + at * geometry.dy.inner, COUNT);
+                centers[i] = centers_of[at * geometry.mean.inner];
+                spreads[i] = spreads_of[at * geometry.inverse.inner];
+            };
+            for_each_member<LANES, 1, BATCH>(start, stop, row, load, [&](int i, int) {
+                const double center = centers[i], spread = spreads[i];
+#pragma unroll
+                for (int c = 0; c < COUNT; ++c) {
+                    const double weight = widen(of_dy[i].element[c]);
+                    const double other = ((double)widen(of_x[i].element[c]) - center) * spread;
+                    firsts[c] += weight;
+                    seconds[c] = fma(weight, other, seconds[c]);
+                }
+            });
+        }
+        // members 16 apart, and 8: the widest steps of the tree
+#pragma unroll
+        for (int apart = 16; apart >= ACROSS; apart /= 2)
+#pragma unroll
+            for (int c = 0; c < COUNT; ++c) {
+                firsts[c] += __shfl_xor_sync(0xffffffffu, firsts[c], apart);
+                seconds[c] += __shfl_xor_sync(0xffffffffu, seconds[c], apart);
+            }
+        if (threadIdx.x % 32 < ACROSS)
+#pragma unroll
+            for (int c = 0; c < COUNT; ++c)
+                shared[warp][across * COUNT + c] = {firsts[c], seconds[c]};
+        __syncthreads();
+        if (threadIdx.x < SETS && first_set + threadIdx.x < geometry.sets) {
+            TwoSums sums[WARPS];
+#pragma unroll
+            for (int i = 0; i < WARPS; ++i) sums[i] = shared[i][threadIdx.x];
+#pragma unroll
+            for (int half = WARPS / 2; half > 0; half /= 2)
+#pragma unroll
+                for (int i = 0; i < half; ++i) sums[i] = both_sums(sums[i], sums[i + half]);
+            const long long at = 2 * part * geometry.sets + first_set + threadIdx.x;
+            partial[at] = sums[0].first;
+            partial[at + geometry.sets] = sums[0].second;
+        }
+        __syncthreads();  // the next item overwrites what is shared
+    }
+}
+
 // One thread a set. `state` is null where nothing was summed up before, and may be the result.
 template <bool PRODUCTS>
 __global__ void __launch_bounds__(BLOCK_THREADS) set_totals(

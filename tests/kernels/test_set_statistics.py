@@ -124,6 +124,22 @@ def test_sums(dtype, shape, layout, way):
     assert_close(found, before + expected, "float64", 1e-13 * (size + np.abs(before) + 1))
 
 
+@pytest.mark.parametrize("shape", [(3, 36, 7, 29), (2, 64, 5, 1), (1, 100, 300)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_channels_side_by_side_are_the_same_bits(dtype, shape):
+    """A kernel of its own takes several channels a thread: beside them one after the other."""
+    kept = statistics_shape(shape, by_site=True)
+    operation = SetSums(shape, dtype, 90, statistics_shape=kept)
+    mean, inverse = vector(kept, dtype, 3), vector(kept, dtype, 4)
+    found = []
+    for layout in ("first", "last", "last_rows"):
+        x = Operand(shape, dtype, layout, data=3 + random(shape, 1))
+        dy = Operand(shape, dtype, layout, data=random(shape, 2))
+        sums = Operand(operation.output_shape, "float64")
+        found.append(run(kernels, operation, (x, dy, mean, inverse, None, None), sums).tobytes())
+    assert found[0] == found[1] == found[2]
+
+
 @pytest.mark.parametrize(("mode", "coef"), [("relu", 0.0), ("leaky_relu", 0.25)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,13 @@ from ooc_cudnn.devices.kernels.arguments import CUDA_TYPES, boolean, real_type
 from ooc_cudnn.devices.kernels.checks import check, check_packed, workspace_pointer
 from ooc_cudnn.devices.kernels.cuda_structs import fill_struct
 from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
-from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, Rows, grid_of, pack_size
+from ooc_cudnn.devices.kernels.launch_geometry import (
+    BLOCK_THREADS,
+    Rows,
+    grid_of,
+    is_aligned,
+    pack_size,
+)
 from ooc_cudnn.devices.kernels.normalise import moments_result
 from ooc_cudnn.devices.view import ITEM_BYTES, DeviceView
 from ooc_cudnn.operations.normalization.batch_launches import MomentsResult
@@ -33,6 +39,8 @@ SOURCE = "set_statistics.cu"
 #: Sets that a block of threads sums up side by side, `ACROSS` in the kernels: a warp each where
 #: members lie side by side, else as many as a warp has lanes.
 ALONG, ACROSS = BLOCK_THREADS // 32, 32
+#: Neighbouring channels of a site that a thread of `site_products` has.
+WIDE = 4
 #: Of a site's channels, how many a lane may hold in registers; and bytes of an element of those.
 KEPT, KEPT_BYTES = (4, 8, 16, 24, 32, 48), 4
 
@@ -106,10 +114,11 @@ def _sum(
             grid = grid_of(images * sets, BLOCK_THREADS)
             return Launch(SOURCE, f"set_totals<{kind}>", grid, struct)
         blocks = images * units * -(-sets // (ALONG if along else ACROSS))
-        of_dy = CUDA_TYPES[dy.dtype if dy else operation.dtype]
-        template = (
-            f"{CUDA_TYPES[operation.dtype]}, {kind}, {mode.upper()}, {boolean(along)}, {of_dy}"
-        )
+        of_x, of_dy = (CUDA_TYPES[view.dtype if view else operation.dtype] for view in (x, dy))
+        if isinstance(operation, SetSums) and _are_of_sites(operation, tensors, triples):
+            kernel = f"site_products<{of_x}, {of_dy}, {WIDE}>"
+            return Launch(SOURCE, kernel, grid_of(blocks), struct)
+        template = f"{of_x}, {kind}, {mode.upper()}, {boolean(along)}, {of_dy}"
         return Launch(SOURCE, f"set_partials<{template}>", grid_of(blocks), struct)
 
     numbers_after = (partial, real_type(operation.dtype)(coef))
@@ -121,6 +130,23 @@ def _sum(
         lambda: plan(of_units=False),
         (partial,),
         call.stream,
+    )
+
+
+def _are_of_sites(
+    operation: SetSums, tensors: Sequence[DeviceView | None], triples: Sequence[Triple]
+) -> bool:
+    """True if `site_products` finds them: of channels side by side, with a mean of each site."""
+    x, dy, _, inverse, scale = tensors
+    per_site = all(steps[2] != 0 for steps in triples[2:4])
+    if operation.by_site or operation.mode != "identity" or inverse is None or scale is not None:
+        return False
+    pairs = list(zip((x, dy), triples[:2], strict=True))
+    return (
+        per_site
+        and operation.sets % WIDE == 0
+        and all(steps[1] == 1 for _, steps in pairs)
+        and all(view is not None and is_aligned(view, steps[::2], WIDE) for view, steps in pairs)
     )
 
 
