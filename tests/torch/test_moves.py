@@ -35,12 +35,20 @@ def back(t, dtype=None):
     return t.reshape(2, 3, 4, 6).roll((1, 2), (2, 3))
 
 
+def rows_apart(x):
+    return torch.cat([x[..., h::2, :] for h in range(2)], 1)
+
+
 MOVES = {
     "windows": windows,
     "windows in bfloat16": lambda x: windows(x, torch.bfloat16),
     "there in bfloat16, back in float32": lambda x: back(
         windows(x, torch.bfloat16).relu(), torch.float32
     ),
+    "patches by slices, in bfloat16": lambda x: torch.cat(
+        [x[..., h::2, w::2] for w in range(2) for h in range(2)], 1
+    ).bfloat16(),
+    "patches by slices of bfloat16, in float32": lambda x: rows_apart(x.bfloat16()).float(),
     "patches by slices": lambda x: torch.cat(
         [x[..., h::2, w::2] for w in range(2) for h in range(2)], 1
     ),

@@ -284,7 +284,7 @@ class Fallbacks:
         are_cast = len({*types}) > 1
         if are_cast and (
             not _CAST_TO_EACH_OTHER.issuperset(types)
-            or any(operation.name in JOINED for operation in operations)  # each by itself
+            or _casts_parts(operations)
             or types[-1] != str(value.dtype).removeprefix("torch.")
         ):
             return None
@@ -606,6 +606,13 @@ def _casts(operations: Sequence[Operation], dtype: str) -> tuple[list[str], list
     sizes = [ITEM_BYTES.get(each, 0) for each in (dtype, *types)]
     at = sizes.index(min(sizes))
     return types[:at], types[at:]
+
+
+def _casts_parts(operations: Sequence[Operation]) -> bool:
+    """True if a cast is between slices and what joins them: each part may have its own."""
+    joined = [at for at, each in enumerate(operations) if each.name in JOINED]
+    within = operations[joined[0] : joined[-1]] if joined else ()
+    return any(operation.name in CASTS for operation in within)
 
 
 def _order(count: int, images: int, channels: int | None) -> tuple[int, ...]:
