@@ -193,11 +193,37 @@ def unbound(model, y):
     return y * h + each[:, None]
 
 
+def filled_at_indices(model, y):
+    """Tensors that factories have made, and that get a history by the first write."""
+    n = y.shape[0]
+    rows, images = torch.arange(3), torch.arange(n)
+    one = torch.zeros(n, 3, dtype=y.dtype)
+    other, more = (torch.zeros(n, 3, 9, dtype=y.dtype) for _ in range(2))
+    one[:, [0, 1]] = y[:, :2, 0, 0]
+    one[:, [1, 2]] = y[:, 2:, 0, 1]
+    other[images, :, 0] = y[:, :3, 0, 0]
+    other[:, 1] += 1
+    more[:, :, :2] = y[:, :3, 0, :2]
+    more[images[:, None], rows] += 1
+    more[:, 0, 3] = 2.0
+    return y * (one[..., None] * 2 + other.sin() * more).sum()
+
+
+def written_to_what_is_detached_from(model, y):
+    """The one that was detached from has the numbers, and no history."""
+    before = torch.zeros(3, dtype=y.dtype)
+    h = before.detach()
+    h[[0, 2]] = y[0, 0, 0, :2]
+    h[1] = y[0, 0, 0, 2]
+    return y * h.sum() + before.sin().sum() * y
+
+
 FUNCTIONS = [
-    view_of_views, base_behind_its_views, views_of_one_base, diagonal, windows, strided, broadcast,
-    of_another_dtype, by_indices, reads_itself, of_another_shape, of_another_shape_with_views,
-    written_behind_detach, overwritten, detached_in_place, through_detach, without_gradients,
-    as_data, into_out, split, swapped, unbound,
+    filled_at_indices, written_to_what_is_detached_from, view_of_views, base_behind_its_views,
+    views_of_one_base, diagonal, windows, strided, broadcast, of_another_dtype, by_indices,
+    reads_itself, of_another_shape, of_another_shape_with_views, written_behind_detach,
+    overwritten, detached_in_place, through_detach, without_gradients, as_data, into_out,
+    split, swapped, unbound,
 ]  # fmt: skip
 
 

@@ -384,3 +384,22 @@ def test_noise_is_the_same_whatever_plan_a_call_takes(limit):
         assert torch.equal(drawn(), first)
     limited(x)[0].sum().backward()
     assert torch.equal(drawn(), first)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    "kind", [nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout]
+)
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_a_dropout_of_all_or_nothing_draws_no_number(kind, p, inplace):
+    """As PyTorch's kernels: what is drawn behind it is what eager draws."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), kind(p, inplace))
+    model[0].bias.data[1] = float("inf")
+    x, found = torch.randn(2, 2, 6, 5), []
+    for each in (model, ooc.limit(copy.deepcopy(model), "1MiB")):
+        torch.manual_seed(0)
+        y = each(x)
+        y.nansum().backward()
+        found.append((y, torch.rand(3), each[0].weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, equal_nan=True)

@@ -53,6 +53,8 @@ ALIKE = {
     for form in (f"new_{kind}", f"{kind}_like")
 } | {"zero": 0, "fill": None}
 
+#: What draws a mask, unless it drops nothing or all.
+_DROPOUTS = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
 #: What joins tensors along an axis, and passes over those that are empty.
 JOINS = frozenset({
     "cat", "column_stack", "concat", "concatenate", "dstack", "hstack", "row_stack", "vstack",
@@ -345,6 +347,10 @@ class GraphRecording(ProxyTorchDispatchMode):
                 (value,) = self.__torch_dispatch__(made_anew, types, alone, named)
                 self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (target, value))
             return args[0] if func._schema.returns else None
+        if name_of(func).removesuffix("_") in _DROPOUTS and args[1] == 1 and args[2]:
+            # as PyTorch's kernels do: nothing is drawn
+            zeros = torch.ops.aten.mul_ if name_of(func).endswith("_") else torch.ops.aten.mul
+            return self.__torch_dispatch__(zeros.Tensor, types, (args[0], 0.0), {})
         kept = kept_statistics_of(func, args)
         told = args if kept is None else kept.given(args, self)
         values, named = pytree.tree_map_only(torch.Tensor, self.memories.read, (told, kwargs))

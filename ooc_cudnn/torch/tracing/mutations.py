@@ -359,6 +359,8 @@ class Memories:
             if view.name == "detach" and before.requires_grad:
                 self._check_not_kept(base)
             if view.hands_on:
+                if view.name == "detach" and after.requires_grad and not before.requires_grad:
+                    after = recorder.detached(after)  # autograd follows what is written, not this
                 base.value = self._kept(before, after, as_data=view.name == "detach")
             else:
                 hidden = as_data or not autograd_follows()
