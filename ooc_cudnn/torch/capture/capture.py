@@ -404,9 +404,11 @@ def _followed_otherwise() -> Iterator[None]:
     from ooc_cudnn.torch.capture.constant_numbers import constant_numbers_known
     from ooc_cudnn.torch.capture.constant_types import types_of_constants_guarded
     from ooc_cudnn.torch.capture.container_writes import container_writes_followed
+    from ooc_cudnn.torch.capture.copies import copies_followed
     from ooc_cudnn.torch.capture.covariances import covariances_followed
     from ooc_cudnn.torch.capture.iterables import iterables_followed
     from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
+    from ooc_cudnn.torch.capture.key_orders import key_orders_guarded
     from ooc_cudnn.torch.capture.late_reads import late_reads_refused
     from ooc_cudnn.torch.capture.legacy_variables import variables_followed
     from ooc_cudnn.torch.capture.numpy_scalars import numpy_scalars_followed
@@ -423,6 +425,7 @@ def _followed_otherwise() -> Iterator[None]:
             functions_followed,
             tensors_followed,
             container_writes_followed,
+            copies_followed,
             covariances_followed,
             constant_numbers_known,
             types_of_constants_guarded,
@@ -431,6 +434,7 @@ def _followed_otherwise() -> Iterator[None]:
             indices_followed,
             late_reads_refused,
             unguarded_reads_guarded,
+            key_orders_guarded,
             numpy_scalars_followed,
             truths_followed,
         ):

@@ -23,6 +23,7 @@ import torch
 from torch._C._dynamo.guards import TensorGuards
 
 from ooc_cudnn.torch.capture.constant_types import types_in
+from ooc_cudnn.torch.capture.key_orders import guard_orders
 from ooc_cudnn.torch.places import source_name
 from ooc_cudnn.torch.tracing.graph import Graph
 from ooc_cudnn.torch.tracing.overlaps import WrittenMemory
@@ -69,6 +70,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     scope = {**_functions_of_guards(), "L": output.local_scope, "G": output.global_scope}
     values: dict[str, Any] = {}
     found: dict[str, Any] = {}
+    guard_orders(output, lambda source: _value_of(source, scope, found))
     constants: list[Any] = []
     are_told = True
     for guard in output.guards:
