@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -363,7 +364,7 @@ class Captures:
             torch._dynamo.config.patch(options),
             kept_as_they_are(),
             lstm_results_as_computed(),
-            _followed_otherwise(),
+            _followed_otherwise(call),
             lazy_layers_drawing(call.model),
             switches_kept() as call.switches,
             _quiet(),
@@ -397,7 +398,7 @@ class Captures:
 
 
 @contextmanager
-def _followed_otherwise() -> Iterator[None]:
+def _followed_otherwise(call: Call) -> Iterator[None]:
     """Have TorchDynamo follow some things in other ways than its own."""
     # they derive from classes of TorchDynamo, which is imported at the first capture
     from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
@@ -423,7 +424,7 @@ def _followed_otherwise() -> Iterator[None]:
             jit_isinstance_followed,
             checkpoints_followed,
             functions_followed,
-            tensors_followed,
+            partial(tensors_followed, in_inference_mode=call.in_inference_mode),
             container_writes_followed,
             copies_followed,
             covariances_followed,

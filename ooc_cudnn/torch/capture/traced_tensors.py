@@ -63,9 +63,22 @@ def _hooked_by_function(tensor: Any, tx: Any, hook: Any) -> torch.fx.Node:
     return node
 
 
+def _is_made_followed(tensor: Any) -> bool:
+    """True if autograd follows how a tensor was made, or what it is a view of."""
+    seen = tensor.as_proxy().node.meta["example_value"]
+    base = seen._base if seen._is_view() else seen
+    return seen.grad_fn is not None or base.grad_fn is not None
+
+
 @contextmanager
-def tensors_followed() -> Iterator[None]:
-    """Have Dynamo follow `self.n += 1` of an `nn.Buffer`, and `remove()` of a tensor's hook."""
+def tensors_followed(*, in_inference_mode: bool) -> Iterator[None]:
+    """Have Dynamo follow `self.n += 1` of an `nn.Buffer`, and `remove()` of a tensor's hook.
+
+    Parameters
+    ----------
+    in_inference_mode : bool
+        Whether the call is made in inference mode, which TorchDynamo leaves while it traces.
+    """
 
     def read(was: Any, self: Any, tx: Any, name: str) -> Any:
         seen = self.proxy.node.meta["example_value"]
@@ -86,7 +99,18 @@ def tensors_followed() -> Iterator[None]:
             self.as_proxy().node.meta[HOOKED] = before
         return _Handle(node, mutation_type=ValueMutationNew())
 
+    def asks_for_gradient(was: Any, self: Any, tx: Any) -> Any:
+        made = was(self, tx)
+        if in_inference_mode and made is not None and made.value and _is_made_followed(self):
+            raise UnsupportedModelError(
+                "forward asks for requires_grad of what it makes under enable_grad, and in "
+                "inference mode that is another one than TorchDynamo sees: call the model under "
+                f"torch.no_grad(), or ask before\n  {traced_line()}"
+            )
+        return made
+
     with patched_in_this_thread(
+        (TensorVariable, "method_attr_requires_grad", asks_for_gradient),
         (TensorVariable, "dynamic_getattr", read),
         (TensorVariable, "_method_register_hook", hooked),
     ):

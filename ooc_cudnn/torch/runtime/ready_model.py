@@ -365,7 +365,7 @@ class ReadyModel:
                 else:
                     results.append(self._result(lowered, of, values, outputs, read))
                 if isinstance(of, Value) and of in self.graph.without_history:
-                    results[-1] = without_history(results[-1])
+                    results[-1] = without_history(results[-1], is_a_view=of in self.graph.views)
             if request is not None:
                 watched = [(results[at], later) for at, later in self._read_further.items()]
                 watched += [(tensor_of(values[of]), later) for of, later in self._changed.items()]
@@ -592,15 +592,19 @@ def _told(graph: Graph, place: Value | int) -> str:
     return "a tensor that forward made" if isinstance(place, int) else graph.told_of(place)
 
 
-def without_history(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a view that `no_grad` made: it asks for a gradient, and hands none on.
+def without_history(tensor: torch.Tensor, *, is_a_view: bool = True) -> torch.Tensor:
+    """The tensor as a view that `no_grad` made, or of one: it asks for a gradient, hands none on.
 
     >>> y = without_history(torch.ones(2))
     >>> y.requires_grad, y.is_leaf
     (True, True)
     """
     with torch.no_grad():
-        return tensor.detach().requires_grad_().view_as(tensor)
+        view = tensor.detach().requires_grad_().view_as(tensor)
+    if is_a_view:
+        return view
+    with torch.enable_grad():
+        return view.view_as(view)
 
 
 def _for_hooks(result: Any) -> Any:

@@ -51,19 +51,19 @@ def graph_of(recorder: Recorder, outputs: Any) -> Graph:
 
 
 def _without_history(recorder: Recorder, results: Sequence[Any]) -> Iterator[Value]:
-    """Views of what asks for a gradient that were made where autograd is off.
+    """Views of what asks for a gradient that were made where autograd is off, and what is of them.
 
     They ask for one, too, and are views of what autograd does not follow.
     """
-    views = recorder.memories.views
-    makers = {y: each for each in (*recorder.before, *recorder.operations) for y in each.results}
-    for value in results:
-        if isinstance(value, Value) and value.requires_grad:
-            root = value
-            while root in views and root.requires_grad:
-                root = makers[root].reads[0]
-            if not root.requires_grad:
-                yield value
+    found = set[Value]()
+    for operation in (*recorder.before, *recorder.operations):
+        followed = {value for value in operation.reads if value.requires_grad}
+        for made in operation.results:
+            if made is None or not made.requires_grad or not followed <= found:
+                continue
+            if followed or made in recorder.memories.views:
+                found.add(made)
+    yield from (value for value in results if isinstance(value, Value) and value in found)
 
 
 def _read_late(

@@ -147,7 +147,8 @@ class Graph:
     views : frozenset of Value
         Those that show memory of the first that their operation reads.
     without_history : frozenset of Value
-        Outputs that are views which `no_grad` made: they ask for a gradient, and hand none on.
+        Outputs that are views which `no_grad` made, and what is computed of these alone: they ask
+        for a gradient, and hand none on.
     read_late : mapping
         What reads them when backward runs, and its line: of values that are given, and by their
         places of outputs.

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from tests.torch.idioms.judge import Idiom
-from tests.torch.idioms.models import conv, drawn, image, leaf, loss_of, model, train
+from tests.torch.idioms.judge import EQUAL, REFUSED, Idiom
+from tests.torch.idioms.models import conv, drawn, forward, image, leaf, loss_of, model, train
 
 
 def off(run):
@@ -124,7 +124,43 @@ def out_of_inference_mode(s, x):
         return s.c(x)
 
 
-def of(name, f, steps):
+def in_turn(run):
+    """Calls with gradients, without, and in inference mode."""
+    for around in (torch.enable_grad, torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with around():
+            run(image())
+
+
+def asks_within(s, x):
+    with torch.enable_grad():
+        y = s.c(x)
+        is_followed = y.requires_grad
+    return y * (2 if is_followed else 3)
+
+
+def asks_behind(s, x):
+    with torch.enable_grad():
+        y = s.c(x)
+    with torch.no_grad():
+        v = y.flatten(1)
+    return v * (2 if y.requires_grad else 3) * (5 if (v * 2).requires_grad else 7)
+
+
+def of_a_view(s, x):
+    y = s.c(x)
+    with torch.no_grad():
+        v = y.flatten(1)
+    return v * 2
+
+
+def of_views(s, x):
+    y = s.c(x)
+    with torch.no_grad():
+        v, u = y.flatten(1), x.flatten(1)
+    return (v * 2).sum(1), u + 1, v.mean() + s.d(x), v[:1] * y.mean()
+
+
+def of(name, f, steps, expected=EQUAL):
     return Idiom(
         name,
         model(
@@ -137,6 +173,7 @@ def of(name, f, steps):
             history=list,
         ),
         steps,
+        expected,
     )
 
 
@@ -164,4 +201,8 @@ CASES = [
     *(of(f"enable_grad in inference mode: {name}", f, inferring) for name, f in ENABLED.items()),
     of("forward leaves inference mode under no_grad", out_of_inference_mode, off),
     of("forward leaves inference mode", out_of_inference_mode, inferring),
+    of("requires_grad is read within enable_grad", asks_within, in_turn, REFUSED),
+    of("requires_grad is read behind enable_grad", asks_behind, in_turn, REFUSED),
+    of("what is made of a view of no_grad", of_a_view, forward),
+    of("what is made of views of no_grad, and of others", of_views, train),
 ]
