@@ -5,6 +5,7 @@ NumPy itself says what a call makes: it is called with zeros in place of the arr
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import Any
 
@@ -40,9 +41,12 @@ def check_numpy(module: torch.fx.GraphModule) -> None:
             given.add(node)
         if node.op not in ("call_function", "call_method"):
             continue
+        if node.target in (abs, operator.abs) and any(map(_is_from_numpy, node.all_input_nodes)):
+            _check_kernel(node)
         if not _is_of_numpy(node.target):
             _check_as_number(node, scalars | given)
             continue
+        _check_kernel(node)
         by_numpy = _by_numpy(node, scalars)
         if isinstance(by_numpy, np.generic):
             scalars.add(node)
@@ -63,9 +67,16 @@ def _is_of_numpy(target: Any) -> bool:
 
 def _is_scalar_given(node: Any) -> bool:
     """True for a NumPy scalar that is given, or read: an array without axes, for TorchDynamo."""
-    given = node.meta.get("grapharg") if node.op == "placeholder" else None
-    of_numpy = isinstance(getattr(given, "source", None), torch._dynamo.source.NumpyTensorSource)
+    of_numpy = node.op == "placeholder" and _is_from_numpy(node)
     return of_numpy and node.meta["example_value"].ndim == 0
+
+
+def _is_from_numpy(node: Any) -> bool:
+    """True for an array that is given, and for what a function of NumPy makes."""
+    if node.op != "placeholder":
+        return _is_of_numpy(node.target)
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    return isinstance(source, torch._dynamo.source.NumpyTensorSource)
 
 
 def _check_as_number(node: Any, scalars: set[Any]) -> None:
@@ -76,7 +87,7 @@ def _check_as_number(node: Any, scalars: set[Any]) -> None:
     def seen(argument: Any) -> Any:
         value = argument.meta.get("example_value")
         if argument in scalars:
-            return np.ones((), dtype_name(value))[()].item()
+            return np.ones((), dtype_name(value))[()]
         if isinstance(value, torch.Tensor):
             return torch.empty(_shape(value), dtype=value.dtype, device="meta")
         return pytree.tree_map(_now, value)
@@ -96,6 +107,27 @@ def _check_as_number(node: Any, scalars: set[Any]) -> None:
             f"takes it for a number, and TorchDynamo would make {dtype_name(made)}: write float() "
             f"around it where it is made, or use math{_line(node)}"
         )
+
+
+def _check_kernel(node: Any) -> None:
+    """Refuse what PyTorch has no kernel for, of such dtypes: `abs` of booleans, `~` of floats."""
+
+    def of_one(argument: Any) -> Any:
+        seen = argument.meta.get("example_value")
+        if isinstance(seen, torch.Tensor):
+            return torch.zeros((1,) * seen.ndim, dtype=seen.dtype)
+        return pytree.tree_map(_now, seen)
+
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), of_one)
+    try:
+        node.target(*args, **kwargs)
+    except NotImplementedError as error:
+        raise UnsupportedModelError(
+            f"{_name(node)} of NumPy is computed by PyTorch, which says {error}: convert what it "
+            f"is given, by astype or float(), or do it outside of forward{_line(node)}"
+        ) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+        return  # not of one element
 
 
 def _by_numpy(node: Any, scalars: set[Any]) -> Any:

@@ -149,9 +149,9 @@ def torch_dtype(array: Any) -> torch.dtype:
 
 
 def is_array(each: Any) -> bool:
-    """True if it is a tensor, or what has a shape and a dtype as arrays have.
+    """True if it is a tensor, or what has a shape and a dtype as arrays have; no NumPy scalar.
 
-    >>> is_array(np.zeros(1)), is_array((1, 3))
-    (True, False)
+    >>> is_array(np.zeros(1)), is_array((1, 3)), is_array(np.float64(1))
+    (True, False, False)
     """
-    return hasattr(each, "shape") and hasattr(each, "dtype")
+    return hasattr(each, "shape") and hasattr(each, "dtype") and not isinstance(each, np.generic)

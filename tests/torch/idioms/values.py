@@ -16,6 +16,8 @@ from tests.torch.idioms.models import (
     drawn,
     image,
     infer,
+    leaf,
+    loss_of,
     model,
     of_conv,
     train,
@@ -145,6 +147,11 @@ def from_a_spectrum(y, x):
     return torch.istft(spectrum, 8, 2, window=torch.ones(8))
 
 
+def with_scalars(run):
+    for gain in (np.float64(2), np.float32(2), np.int64(2), np.bool_(True), 2.0):
+        run.backward(loss_of(run(leaf(image()), gain)))
+
+
 CASES = [
     of_conv("istft", from_a_spectrum, REFUSED, infer, though="it looks at numbers of a tensor"),
     of_conv("the last ten of five", lambda y, x: y[:, :, -10:]),
@@ -248,6 +255,30 @@ CASES = [
         model(lambda s, x: s.d(s.c(x)), c=conv(), d=conv()),
         around,
         computed_in=BRAIN,
+    ),
+    Idiom(
+        "an argument is a NumPy scalar, of other types in turn",
+        model(lambda s, x, gain: s.c(x) * (3 if isinstance(gain, float) else 2) * gain, c=conv()),
+        with_scalars,
+        REFUSED,
+    ),
+    Idiom(
+        "an argument is a NumPy scalar, beside a tensor of integers",
+        model(lambda s, x, gain: (s.c(x), torch.arange(4) * gain), c=conv()),
+        with_scalars,
+        REFUSED,
+    ),
+    Idiom(
+        "abs of a NumPy boolean",
+        model(lambda s, x: s.c(x) * abs(s.on), c=conv(), on=lambda: np.bool_(True)),
+        train,
+        REFUSED,
+    ),
+    Idiom(
+        "a boolean of NumPy times a tensor of integers",
+        model(lambda s, x: (s.c(x), torch.arange(4) * s.on), c=conv(), on=lambda: np.bool_(True)),
+        train,
+        REFUSED,
     ),
     Idiom(
         "a NumPy scalar is a float",
