@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables import NumpyNdarrayVariable, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import wrap_fx_proxy
 
@@ -84,6 +84,22 @@ _ASKED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def _deciding(variable: Any) -> torch.Tensor | None:
+    """A NumPy boolean of numbers and shapes alone, where it says which way a jump goes."""
+    tx = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.current_tx
+    found = _constant(variable) if "JUMP" in tx.current_instruction.opname else None
+    return found if found is not None and found.numel() == 1 else None
+
+
+def _decides(was: Any, self: Any) -> bool:
+    return _deciding(self) is not None or bool(was(self))
+
+
+def _truth(was: Any, self: Any) -> Any:
+    found = _deciding(self)
+    return was(self) if found is None else bool(found)
+
+
 @contextmanager
 def constant_numbers_known() -> Iterator[None]:
     """Let Dynamo know them."""
@@ -91,6 +107,8 @@ def constant_numbers_known() -> Iterator[None]:
     with patched_in_this_thread(
         *((TensorVariable, name, _as(of)) for name, of in asked.items()),
         (TensorVariable, "unpack_var_sequence", _unpacked),
+        (NumpyNdarrayVariable, "is_python_constant", _decides),
+        (NumpyNdarrayVariable, "as_python_constant", _truth),
         (torch._dynamo.utils, "run_node", _told),
     ):
         yield

@@ -131,6 +131,15 @@ def of_a_buffer(s, y):
     return y.narrow(1, int(s.at), 2) * int(s.at + torch.tensor(1))
 
 
+def by_numpy_of_shapes(s, y):
+    remainder = (np.array(y.shape[2:]) % np.power((2, 2), 2)) > 0
+    if not remainder.all():
+        y = y * 2
+    if np.array(y.shape).sum() > 12 and not np.array(y.shape[2:]).max() > 10:
+        y = y.tanh()
+    return y * 3 if remainder.any() else y
+
+
 CASES = (
     of("axes from arange().tolist()", global_norm, REFUSED),
     of("a map over an extent in a tensor", lambda s, y: y / torch.tensor(y.shape[2])),
@@ -143,6 +152,7 @@ CASES = (
     of("points of levels in a tensor", points_of, REFUSED),
     of("a slice from an element of cumsum()", starts),
     of("channels by unique()", of_unique),
+    of("a branch on NumPy of shapes", by_numpy_of_shapes, REFUSED),
     of("an element of what was written to", written_to, REFUSED, BY_DATA),
     of("an element of what was written to by .data", written_behind, REFUSED, BY_DATA),
     of("an element, and then a write", written_later),
