@@ -263,5 +263,5 @@ def embedding(d):
 LAYERS = {
     convolution: 10, normalization: 7, activation: 7, functional_activation: 3, pooling: 3,
     transposed_convolution: 2, linear: 2, resize: 2, padding: 2, shuffle: 1, joined: 3, parted: 2,
-    again: 2, attention: 1, recurrent: 0.3, gate: 1, embedding: 3,
+    again: 2, attention: 3, recurrent: 0.3, gate: 1, embedding: 3,
 }  # fmt: skip
