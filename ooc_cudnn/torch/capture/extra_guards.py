@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import operator
 import os
 import types
@@ -150,7 +151,12 @@ class Names:
         tuples = (each for each in constants if type(each) is tuple and not _is_fixed(each))
         self._tuples = [(each, copy.deepcopy(each), types_in(each)) for each in tuples]
         self._dictionaries: list[tuple[Sized, int]] = []
+        self._metaclasses: dict[type, tuple[tuple[str, ...], list[Any]]] = {}
         for value, stored in looked_into:
+            metaclasses = inspect.getmro(type(value)) if isinstance(value, type) else ()
+            for kind in metaclasses:
+                if _is_a_users(kind):
+                    self._metaclasses[kind] = tuple(vars(kind)), list(vars(kind).values())
             if with_dictionaries and isinstance(value, dict | torch.nn.Module):
                 mine = (value,) if isinstance(value, dict) else _names_of_module(value)
                 self._dictionaries += [(each, len(each)) for each in mine]
@@ -173,6 +179,7 @@ class Names:
             self._have_as_many()
             and all(len(each) == count for each, count in self._dictionaries)
             and all(each.has_as_many() for each in self._files)
+            and all(_has_still(each, *held) for each, held in self._metaclasses.items())
             and all(e == before and types_in(e) == types for e, before, types in self._tuples)
         )
 
@@ -189,6 +196,12 @@ class Names:
         if are_right:
             self._now = now
         return are_right
+
+
+def _has_still(kind: type, names: tuple[str, ...], values: Sequence[Any]) -> bool:
+    """True if a metaclass has what it had: guards look at no operator of a class (`K[0]`)."""
+    held = vars(kind)
+    return tuple(held) == names and all(map(operator.is_, held.values(), values))
 
 
 #: `vars`, in a third of its time.

@@ -28,6 +28,14 @@ class Settings(metaclass=OfSettings):
     """What a repository keeps in one place; each idiom begins with its own values."""
 
 
+class OfGains(type):
+    """Has operators, which each idiom puts there."""
+
+
+class Gains(metaclass=OfGains):
+    """A class that is asked for its truth, its length and what is in it."""
+
+
 class Block(nn.Module):
     expansion = 1
 
@@ -78,6 +86,33 @@ def scope(gain):
 
 
 CASES = [
+    of_a_class(
+        "the truth of a class, by its metaclass",
+        lambda s, x: s.c(x) * (2 if Gains else 3),
+        lambda cls: True,
+        lambda cls: False,
+        of=OfGains,
+        at="__bool__",
+        expected=REFUSED,
+    ),
+    of_a_class(
+        "the length of a class, by its metaclass",
+        lambda s, x: s.c(x) * len(Gains),
+        lambda cls: 2,
+        lambda cls: 3,
+        of=OfGains,
+        at="__len__",
+        expected=REFUSED,
+    ),
+    of_a_class(
+        "what is in a class, by its metaclass",
+        lambda s, x: s.c(x) * Gains["gain"],
+        lambda cls, name: 2.0,
+        lambda cls, name: 3.0,
+        of=OfGains,
+        at="__getitem__",
+        expected=REFUSED,
+    ),
     of_a_class("a number of a class", lambda s, x: s.c(x) * Settings.value, 2, 3),
     of_a_class("a float of a class", lambda s, x: s.c(x) * s.settings.value, 2.0, 3.0),
     of_a_class(
