@@ -575,10 +575,11 @@ class GraphRecording(ProxyTorchDispatchMode):
         requires_grad: bool | None = None,
         once: bool = False,
     ) -> Value:
-        """Note an operation of ours with one result, and return that."""
+        """Note an operation of ours with one result, and return that; `once` for the same."""
         if once:
             for known in (*self.before, *self.operations):
-                if known.name == name and known.args == args and known.results[0] is not None:
+                same = (known.function, known.args) == (function, args)
+                if same and known.results[0] is not None:
                     return known.results[0]
         if requires_grad is None:
             follows = any(isinstance(each, Value) and each.requires_grad for each in args)

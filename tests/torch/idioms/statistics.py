@@ -215,6 +215,12 @@ CASES = [
         bn=norm(),
     ),
     of(
+        "instance norm and batch norm of one map, whose average is read",
+        lambda s, x: (s.one(x) + s.bn(x), s.bn.running_mean * 1, s.one.running_var * 1),
+        one=lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+        bn=norm(),
+    ),
+    of(
         "running_mean read before its batch norm",
         lambda s, x: (s.bn.running_mean * 1, s.bn(x))[::-1],
         bn=norm(),
