@@ -192,6 +192,41 @@ def test_biases_are_taken_where_scores_stay_on_a_cards_chip(
     torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.05)
 
 
+def by_unbind(qkv, heads):
+    n, channels = qkv.shape[:2]
+    return qkv.reshape(n, 3, heads, channels // 3 // heads, -1).mT.unbind(1)
+
+
+def by_chunk(qkv, heads):
+    return [part.unflatten(1, (heads, -1)).flatten(3).transpose(2, 3) for part in qkv.chunk(3, 1)]
+
+
+class OfMaps(nn.Module):
+    """Positions of a map attend to each other, as in the U-Nets of diffusion models."""
+
+    def __init__(self, axes, split):
+        super().__init__()
+        conv = getattr(nn, f"Conv{axes}d")
+        self.norm, self.qkv, self.out = nn.GroupNorm(2, 4), conv(4, 12, 1), conv(4, 4, 1)
+        self.split = split
+
+    def forward(self, x):
+        """Add what is attended to."""
+        y = F.scaled_dot_product_attention(*self.split(self.qkv(self.norm(x)), 2))
+        return x + self.out(y.mT.reshape(x.shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 5), (1, 4, 2, 3, 2)], ids=str)
+@pytest.mark.parametrize("split", [by_unbind, by_chunk])
+def test_positions_of_a_map_attend_to_each_other(shape, split, added, fewest_plans):
+    torch.manual_seed(0)
+    model = OfMaps(len(shape) - 2, split).double()
+    check(model, drawn(*shape).double(), shares=(1 / 2,))
+    assert set(added) == {"packed_attention" if split is by_unbind else "attention"}
+    x = drawn(*shape).double()
+    torch.testing.assert_close(ooc.infer(model.eval(), x), model(x).detach())
+
+
 def test_attention_of_one_image(added, fewest_plans):
     torch.manual_seed(0)
     check(Block().double(), drawn(1, LENGTH, WIDTH).double(), shares=())

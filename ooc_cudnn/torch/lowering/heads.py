@@ -17,7 +17,7 @@ from ooc_cudnn.torch.lowering.fallback_subgraph import FallbackSubgraph
 
 
 class HeadsOfChannels(NamedTuple):
-    """Heads that are some channels of a tensor (n, channels, sites), one head after the other."""
+    """Heads that are some channels of a tensor (n, channels, sites...), one after the other."""
 
     source: Tensor
     start: int
@@ -26,9 +26,9 @@ class HeadsOfChannels(NamedTuple):
 
 
 def heads_of_channels(part: FallbackSubgraph, source: Tensor) -> HeadsOfChannels | None:
-    """What (n, depth, heads, sites) is of a tensor (n, channels, sites) that moves make it of."""
+    """What (n, depth, heads, sites) is of a tensor that moves make it of, (n, channels, sites...)."""
     shape = part.first.shape
-    if len(source.shape) != 3 or len(shape) != 4 or shape[3] != source.shape[2]:
+    if len(source.shape) < 3 or len(shape) != 4 or shape[3] != math.prod(source.shape[2:]):
         return None
     _, depth, heads, sites = shape
     numbers = _moved_numbers(part, source)

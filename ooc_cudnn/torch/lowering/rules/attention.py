@@ -316,10 +316,15 @@ def _thirds(to: GraphLowering, values: Sequence[Any]) -> tuple[Tensor, int] | No
     first = found[0]
     if first is None or first.source.shape[1] != 3 * first.heads * first.depth:
         return None
-    width = first.heads * first.depth
+    width, source = first.heads * first.depth, first.source
     if found != [first._replace(start=at * width) for at in range(3)]:
         return None
-    return first.source, first.heads
+    if len(source.shape) > 3:  # a map, whose positions are the queries
+        if not to.training:  # all of it would be read for each block
+            return None
+        factors, sites = [(each,) for each in source.shape], range(2, len(source.shape))
+        source = to.net.rearrange(source, factors, [(0,), (1,), (*sites,)], name=to.name("flat"))
+    return source, first.heads
 
 
 def _rows(value: Any) -> Tensor:
