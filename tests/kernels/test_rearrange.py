@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ooc_cudnn.devices.kernels import rearrange
+from ooc_cudnn.devices.kernels import rearrange, roll
 from ooc_cudnn.operations.elementwise.rearrange import Rearrange
 from ooc_cudnn.operations.elementwise.roll import Roll
 from tests.support.device_operand import DTYPES, Operand, random
@@ -56,8 +56,8 @@ def test_elements_are_where_numpy_rolls_them(case, layouts, dtype):
     shape, shifts = ROLLS[case]
     operation = Roll(shape, shifts, dtype)
     x = Operand(shape, dtype, layouts[0], data=random(shape))
-    found = run(rearrange, operation, (x,), Operand(shape, dtype, layouts[1]))
+    found = run(roll, operation, (x,), Operand(shape, dtype, layouts[1]))
     assert np.array_equal(found.astype("f8"), np.roll(x.wide, shifts, range(len(shape))))
     y = Operand(shape, dtype, layouts[1], data=found.astype("f8"))
-    back = run(rearrange, operation.inverse, (y,), Operand(shape, dtype, layouts[0]))
+    back = run(roll, operation.inverse, (y,), Operand(shape, dtype, layouts[0]))
     assert np.array_equal(back.astype("f8"), x.wide)

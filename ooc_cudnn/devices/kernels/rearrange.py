@@ -1,4 +1,4 @@
-"""Runners of `Rearrange` and `Roll`, by relayout.cu: copies of split axes, and of boxes."""
+"""Runner of `Rearrange`, by relayout.cu: copies between views whose axes are split."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from ooc_cudnn.devices.kernels.checks import check
 from ooc_cudnn.devices.kernels.launch import Call, Runner
 from ooc_cudnn.devices.kernels.relayout import MOST_AXES, NO_AXIS, axes_of_copy, relayout
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.operation import Shape
 from ooc_cudnn.operations.elementwise.rearrange import Rearrange
-from ooc_cudnn.operations.elementwise.roll import Roll
 
 
 def split_strides(view: DeviceView, factors: Sequence[Shape]) -> list[int]:
@@ -59,18 +57,4 @@ def rearrange(operation: Rearrange, call: Call) -> None:
         relayout(destination, part, call.stream)
 
 
-def roll(operation: Roll, call: Call) -> None:
-    """Copy box by box."""
-    value = check("x", call.inputs[0], operation.shape, operation.dtype)
-    output = check("y", call.output, operation.shape, operation.dtype)
-
-    def box(view: DeviceView, region: Region) -> DeviceView:
-        begin = sum(step * start for step, (start, _) in zip(view.strides, region, strict=True))
-        shape = tuple(stop - start for start, stop in region)
-        return replace(view, pointer=view.pointer + begin * view.item_bytes, shape=shape)
-
-    for source, target in operation.boxes():
-        relayout(box(output, target), box(value, source), call.stream)
-
-
-RUNNERS: dict[type, Runner] = {Rearrange: rearrange, Roll: roll}
+RUNNERS: dict[type, Runner] = {Rearrange: rearrange}

@@ -21,6 +21,7 @@ from ooc_cudnn.devices.kernels import (
     pooling_gradient,
     rearrange,
     resampling,
+    roll,
     set_statistics,
     softmax,
 )
@@ -83,6 +84,7 @@ RUNNERS: dict[type, Runner] = {
     Relayout: _relayout,
     Reshape: _reshape,
     **rearrange.RUNNERS,
+    **roll.RUNNERS,
     **attention.RUNNERS,
     **channel_argmax.RUNNERS,
     **dropout.RUNNERS,
