@@ -160,6 +160,23 @@ def test_y_is_made_again_and_with_it_what_is_saved_of_rows():
     )
 
 
+def test_rows_of_one_head_are_made_again_beside_y_and_not_in_it():
+    """Without an axis of heads y is written as a view: of a step that pauses it was given before."""
+    net = ooc_cudnn.Network()
+    q, k, v = (net.input(each, (2, 4, 5), "float64", gradient=True) for each in "qkv")
+    y = net.attention(net.activation(q, "tanh"), k, v)
+    step = net.pausing_phases(y)
+    rewritten = rematerialize(step, {"activation_1", "attention_1.lse"})
+    again = [phase for phase in rewritten.phases if phase.name.endswith("again")]
+    assert len(again) == 2
+
+    def written(phases):
+        return {rewritten.base(name) for phase in phases for name in phase.writes}
+
+    assert len(written(again)) == 3
+    assert not written(again) & written(step.phases[: step.forward_count])
+
+
 @pytest.mark.parametrize(
     ("shapes", "told", "error"),
     [

@@ -176,6 +176,8 @@ class Rematerialization:
         return phase if binds == phase.binds else replace(phase, binds=binds)
 
     def _again(self, name: str) -> str:
+        if name in self.made:  # a view, perhaps, that is written beside what is wanted
+            return self.made[name]
         base, region = self.before.place(name)
         if base not in self.made:
             return name
