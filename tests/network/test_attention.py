@@ -161,7 +161,7 @@ def test_y_is_made_again_and_with_it_what_is_saved_of_rows():
 
 
 def test_rows_of_one_head_are_made_again_beside_y_and_not_in_it():
-    """Without an axis of heads y is written as a view: of a step that pauses it was given before."""
+    """Without an axis of heads y is written as a view; a step that pauses has given it before."""
     net = ooc_cudnn.Network()
     q, k, v = (net.input(each, (2, 4, 5), "float64", gradient=True) for each in "qkv")
     y = net.attention(net.activation(q, "tanh"), k, v)
