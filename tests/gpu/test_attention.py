@@ -76,6 +76,8 @@ def test_products_of_cublas_are_recorded(recorded, monkeypatch):
     net = ooc_cudnn.Network(seed=0)
     x = net.input("x", (2, 48, 40), "float32", gradient=True)
     y = net.packed_attention(net.convolution(x, 48, window=1), 2)
+    for name in net.parameters:  # what is in ordinary memory is staged
+        net.parameters[name] = on_the_device(net.parameters[name])
     step = net.training_step(net.mean_squared_error(y, net.input("target", y.shape, "float32")))
     random = np.random.default_rng(0)
     given = {
