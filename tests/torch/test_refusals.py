@@ -184,6 +184,35 @@ def test_what_is_no_tensor_is_refused_by_infer():
         ooc.infer(classifier(), 3.0)
 
 
+@pytest.mark.parametrize("as_real", [False, True])
+def test_a_complex_buffer_of_doubles_is_kept_as_real(as_real):
+    """One of floats is held as it is."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3).double()
+            turns = torch.polar(torch.ones(14, 7).double(), torch.rand(14, 7).double())
+            self.register_buffer("turns", torch.view_as_real(turns) if as_real else turns)
+
+        def forward(self, x):
+            """Turn neighbours, as a rotary encoding does."""
+            y = torch.view_as_complex(self.conv(x).unflatten(-1, (-1, 2)))
+            turns = torch.view_as_complex(self.turns) if as_real else self.turns
+            return torch.view_as_real(y * turns).flatten(-2)
+
+    x, model = torch.randn(SHAPE, dtype=torch.float64), Turned()
+    expected = model(x)
+    ooc.limit(model, "1MiB")
+    if as_real:
+        torch.testing.assert_close(model(x), expected)
+        return
+    with pytest.raises(
+        ooc.UnsupportedModelError, match=r"turns is of torch\.complex128.*view_as_r"
+    ):
+        model(x)
+
+
 def test_complex_parameters_are_refused():
     model = nn.Conv2d(3, 4, 3, dtype=torch.complex64)
     with pytest.raises(ooc.UnsupportedModelError, match=r"weight is of torch\.complex64"):

@@ -555,7 +555,10 @@ class Fallbacks:
             If there are none of as many bytes, or a gradient of it is asked for.
         """
         if value.dtype.itemsize not in STORED_AS:
-            raise UnsupportedModelError(f"{value.name} is of {value.dtype}, which is not held")
+            raise UnsupportedModelError(
+                f"{value.source or value.name} is of {value.dtype}, which the library cannot hold: "
+                "keep torch.view_as_real of it, and take torch.view_as_complex of that in forward"
+            )
         if value in self._to.differentiable:
             raise UnsupportedModelError(
                 f"{value.name} is of {value.dtype}, and requires a gradient, which the library has "
