@@ -70,12 +70,30 @@ def test_elements_are_moved_without_pytorch(name):
     assert "outside" not in " ".join(task.name for task in model.forward.plan.tasks)
 
 
-def test_parts_that_are_rounded_are_so_alone():
-    """One half of the columns is rounded to bfloat16, the other is not."""
+def one_is_rounded(x):
+    return torch.cat([x[..., ::2].bfloat16(), x[..., 1::2]], -1)
 
-    def function(x):
-        return torch.cat([x[..., ::2].bfloat16(), x[..., 1::2]], -1)
 
+def one_was_rounded(x):
+    rounded = x.bfloat16().float()
+    return torch.cat([rounded[..., ::2], x[..., 1::2]], 1)
+
+
+def one_is_rounded_further(x):
+    rounded = x.bfloat16()
+    return torch.cat([rounded[..., ::2], x.half()[..., 1::2]], 1)
+
+
+def both_are_rounded(x):
+    return torch.cat([x[..., ::2].bfloat16(), x[..., 1::2].bfloat16()], 1).float()
+
+
+@pytest.mark.parametrize(
+    "function", [one_is_rounded, one_was_rounded, one_is_rounded_further, both_are_rounded]
+)
+def test_parts_that_are_rounded_are_so_alone(function):
     x = torch.full(SHAPE, 1.0 + 2**-12)
     model = ooc.limit(Moved(function), "1MiB")
-    assert torch.equal(model(x), Moved(function)(x))
+    y = model(x)
+    assert torch.equal(y, Moved(function)(x))
+    assert y.dtype == Moved(function)(x).dtype

@@ -25,7 +25,6 @@ from ooc_cudnn.torch.lowering.heads import HeadsOfChannels, heads_of_channels
 from ooc_cudnn.torch.lowering.joint_results import Readers, as_row, is_linear, is_map, may_be_row
 from ooc_cudnn.torch.lowering.lowered_value import LoweredValue
 from ooc_cudnn.torch.lowering.rearranged import (
-    CASTS,
     FOLLOWED,
     JOINED,
     MOST_LAUNCHES,
@@ -254,7 +253,7 @@ class Fallbacks:
             parts = tuple(found.parts[axis] for axis in order)
             axes = tuple(order.index(axis) for axis in range(len(order)))
             held = self._held[source]
-            narrow, wide = _casts(operations, held.tensor.dtype)
+            narrow, wide = _casts(held.tensor.dtype, found.types)
             for dtype in narrow:
                 held = self._to.cast(held, dtype)
             name = self._to.name(operations[-1].name)
@@ -279,17 +278,14 @@ class Fallbacks:
         held = self._held[sources[0]]
         if not held.tensor.is_floating or not 2 <= len(held.tensor.shape) <= 5:
             return None
-        narrow, wide = _casts(operations, held.tensor.dtype)
-        types = held.tensor.dtype, *narrow, *wide
-        are_cast = len({*types}) > 1
-        if are_cast and (
-            not _CAST_TO_EACH_OTHER.issuperset(types)
-            or _casts_parts(operations)
-            or types[-1] != str(value.dtype).removeprefix("torch.")
-        ):
-            return None
         found = rearrangement(operations, held.tensor.shape, held.axes)
-        return found if found and found.launches <= MOST_LAUNCHES else None
+        if found is None or found.launches > MOST_LAUNCHES:
+            return None
+        types = held.tensor.dtype, *found.types
+        if types[-1] != str(value.dtype).removeprefix("torch."):
+            return None
+        is_cast = len({*types}) > 1
+        return None if is_cast and not _CAST_TO_EACH_OTHER.issuperset(types) else found
 
     # How a value comes about --------------------------------------------------------------------
 
@@ -599,23 +595,14 @@ def _read_by(operations: list[Operation]) -> list[Value]:
     return list(dict.fromkeys(value for value in reads if value not in made))
 
 
-def _casts(operations: Sequence[Operation], dtype: str) -> tuple[list[str], list[str]]:
-    """The types that elements of a type are cast to: before they are moved, and behind that.
+def _casts(dtype: str, types: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What elements of a type are cast to, before they are moved, and behind that.
 
-    Each is cast by itself, so that they move where they are smallest.
+    They move where they are smallest.
     """
-    results = [each.results[0] for each in operations if each.name in CASTS]
-    types = [str(each.dtype).removeprefix("torch.") for each in results if each is not None]
-    sizes = [ITEM_BYTES.get(each, 0) for each in (dtype, *types)]
+    sizes = [ITEM_BYTES[each] for each in (dtype, *types)]
     at = sizes.index(min(sizes))
     return types[:at], types[at:]
-
-
-def _casts_parts(operations: Sequence[Operation]) -> bool:
-    """True if a cast is between slices and what joins them: each part may have its own."""
-    joined = [at for at, each in enumerate(operations) if each.name in JOINED]
-    within = operations[joined[0] : joined[-1]] if joined else ()
-    return any(operation.name in CASTS for operation in within)
 
 
 def _order(count: int, images: int, channels: int | None) -> tuple[int, ...]:

@@ -33,10 +33,13 @@ class Rearrangement(NamedTuple):
         Of each axis of the source, outermost first.
     parts : tuple of tuple of int
         Of each axis of the result, the factors that it is made of, counted through the source.
+    types : tuple of str
+        The dtypes that each element is cast to on the way, one after the other.
     """
 
     factors: tuple[Shape, ...]
     parts: tuple[Shape, ...]
+    types: tuple[str, ...] = ()
 
     @property
     def axis_of_images(self) -> int | None:
@@ -89,10 +92,14 @@ _Axes = list[list[_Factor]]
 
 
 class _Part(NamedTuple):
-    """Some elements of the source: its axes, and places on factors that are in none of them."""
+    """Some elements of the source: its axes, and places on factors that are in none of them.
+
+    `types` are what they were cast to.
+    """
 
     axes: _Axes
     places: tuple[tuple[_Factor, int], ...] = ()
+    types: tuple[str, ...] = ()
 
 
 def rearrangement(
@@ -118,7 +125,7 @@ def rearrangement(
     for operation in operations:
         (result,) = operation.results
         reads = [made.get(read, first) for read in operation.reads]
-        followed = None if result is None else _after(operation, reads, result.shape)
+        followed = None if result is None else _after(operation, reads, result)
         if result is None or followed is None:
             return None
         made[result] = part = followed
@@ -134,28 +141,31 @@ def rearrangement(
         left[0].insert(0, images)
     numbers = {id(each): at for at, each in enumerate(each for axis in held for each in axis)}
     parts = tuple(tuple(numbers[id(each)] for each in axis) for axis in left)
-    return Rearrangement(tuple(tuple(each.size for each in axis) for axis in held), parts)
+    factors = tuple(tuple(each.size for each in axis) for axis in held)
+    return Rearrangement(factors, parts, part.types)
 
 
-def _after(operation: Operation, reads: Sequence[_Part], shape: Shape) -> _Part | None:
+def _after(operation: Operation, reads: Sequence[_Part], result: Value) -> _Part | None:
     """What an operation makes of parts."""
-    name, told = operation.name, operation.arguments
+    name, told, shape = operation.name, operation.arguments, result.shape
     if name in ("cat", "concat"):
         return _interleaved(reads, told.get("dim", 0) % len(shape))
-    (value, places), *_ = reads
+    part, *_ = reads
     if name == "slice":
-        return _every_so_many(reads[0], told)
-    if name in _SAME | CASTS:
-        axes: _Axes | None = value
-    elif name in PERMUTES:
-        axes = [value[each] for each in permutation(operation, len(value))]
+        return _every_so_many(part, told)
+    if name in CASTS:
+        return part._replace(types=(*part.types, str(result.dtype).removeprefix("torch.")))
+    if name in _SAME:
+        return part
+    if name in PERMUTES:
+        axes: _Axes | None = [part.axes[each] for each in permutation(operation, len(part.axes))]
     elif name in _SHUFFLES:
-        axes = _shuffled(operation, value, shape)
+        axes = _shuffled(operation, part.axes, shape)
     elif name in FOLLOWED and told.get("dtype") is None:
-        axes = _reshaped(value, shape)
+        axes = _reshaped(part.axes, shape)
     else:
         axes = None
-    return None if axes is None else _Part(axes, places)
+    return None if axes is None else part._replace(axes=axes)
 
 
 def _every_so_many(part: _Part, told: Mapping[str, Any]) -> _Part | None:
@@ -175,7 +185,7 @@ def _every_so_many(part: _Part, told: Mapping[str, Any]) -> _Part | None:
         *_, last = last.split(last.size // step)
     left = [each for one in part.axes[axis] for each in one.whole() if each is not last]
     axes = [left if at == axis else each for at, each in enumerate(part.axes)]
-    return _Part(axes, (*part.places, (last, start)))
+    return part._replace(axes=axes, places=(*part.places, (last, start)))
 
 
 def _interleaved(parts: Sequence[_Part], axis: int) -> _Part | None:
@@ -185,12 +195,14 @@ def _interleaved(parts: Sequence[_Part], axis: int) -> _Part | None:
     factors = {id(factor): factor for factor, _ in parts[0].places}
     if any(whole != wholes[0] for whole in wholes) or any(p.keys() != {*factors} for p in places):
         return None
+    if len({part.types for part in parts}) > 1:  # some are rounded, and others are not
+        return None
     for order in itertools.permutations(factors):
         every = itertools.product(*(range(factors[each].size) for each in order))
         if [tuple(at[each] for each in order) for at in places] == [*every]:
             axes = list(parts[0].axes)
             axes[axis] = [*(factors[each] for each in order), *axes[axis]]
-            return _Part(axes)
+            return _Part(axes, types=parts[0].types)
     return None
 
 
