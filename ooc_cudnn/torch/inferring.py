@@ -148,17 +148,20 @@ class _Inference:
         with_classes = out
         if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
             with_classes = out.with_axis(1) if isinstance(out, Store) else out[:, None]
-        if out is not None and not _is_the_networks(ready):  # what PyTorch makes of it
-            _put(ready([read_whole(each) for each in tensors])[0], out)
-            return [out]
-        result = _empty(ready) if out is None else with_classes
-        if not ready.in_blocks(tensors, result):
-            room = with_classes
-            if isinstance(with_classes, Store):
-                room = room_for(with_classes, (slice(None),) * with_classes.ndim)
-            (result,) = ready([read_whole(each) for each in tensors], room)
-            if isinstance(with_classes, Store):
-                _put(room, with_classes)
+        if not _is_the_networks(ready):  # what PyTorch makes of it
+            (result,) = ready([read_whole(each) for each in tensors])
+            if out is not None:
+                _put(result, out)
+                return [out]
+        else:
+            result = _empty(ready) if out is None else with_classes
+            if not ready.in_blocks(tensors, result):
+                room = with_classes
+                if isinstance(with_classes, Store):
+                    room = room_for(with_classes, (slice(None),) * with_classes.ndim)
+                (result,) = ready([read_whole(each) for each in tensors], room)
+                if isinstance(with_classes, Store):
+                    _put(room, with_classes)
         if out is not None:
             return [out]
         result = tensor_of(result)

@@ -260,6 +260,34 @@ def test_what_is_made_of_the_networks_output_is_what_out_gets(model, name):
             ooc.infer(made, x, out=expected.permute(0, 3, 1, 2).contiguous())
 
 
+class OfTwoMaps(nn.Module):
+    """One result, of two outputs of the network."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.one, self.other = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.one(x), self.other(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: a.mean() + b.mean(),
+        lambda a, b: a.sum((1, 2, 3)) + b.amax((1, 2, 3)),
+        lambda a, b: torch.stack([a[..., 2:, 2:], b]),
+    ],
+    ids=["a number", "one of an image", "stacked"],
+)
+def test_what_is_made_of_two_outputs_is_returned(function):
+    x, made = torch.randn(2, 4, 6, 6), OfTwoMaps(function).eval()
+    with torch.no_grad():
+        expected = made(x)
+    torch.testing.assert_close(ooc.infer(made, x, memory_limit="1MiB"), expected)
+
+
 def test_a_model_in_training_is_refused_and_stays_as_it_is(model):
     x, before = torch.randn(1, 2, 16, 16, dtype=torch.float64), copy.deepcopy(model.state_dict())
     model.train()
