@@ -308,7 +308,8 @@ CASES = [
     of_conv("positions over a NumPy scalar that forward makes",
             lambda y, x: y + torch.arange(y.shape[-1]) / np.sqrt(y.shape[1]), REFUSED),
     of_conv("a mask times an integer of NumPy's",
-            lambda y, x: y + (y > 0).mul(np.uint8(2)), REFUSED),
+            lambda y, x: y + (y > 0).mul(np.uint8(2)), REFUSED,
+            though="beside booleans a NumPy scalar is no number of Python's"),
     Idiom(
         "a map and a float64 tensor times NumPy scalars",
         model(lambda s, x: s.c(x) * s.rate / np.sqrt(x.shape[1]) + torch.tensor(s.rate).float(),
