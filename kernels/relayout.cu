@@ -191,9 +191,6 @@ __global__ void __launch_bounds__(
     using Write = Packs<WRITTEN, TILE_P, TILE_Q, STORE>;
     constexpr int PITCHED = PITCH<TILE_P, TILE_Q>;
     __shared__ __align__(16) Word tile[TILE_Q * PITCHED];
-    const Word *const first_word = value;
-    destination += Outside::begin(g.outside.destination, g.outside.last);
-    value += Outside::begin(g.outside.value, g.outside.last);
 
     for (long long index = blockIdx.x; index < g.tiles; index += gridDim.x) {
         const long long line = quotient(index, g.near_tiles), n = quotient(line, g.far_tiles);
@@ -204,8 +201,11 @@ __global__ void __launch_bounds__(
         const int left_q = (int)min(g.size_q - first_q, (long long)TILE_Q);
         const Runs<SPLIT == SPLIT_Q> sources(first_q, g.value_q, g);
         const Runs<SPLIT == SPLIT_P> targets(first_p, g.destination_p, g);
-        const Word *source = value + n * g.value_n + sources.begin + first_p;
-        Word *target = destination + n * g.destination_n + targets.begin + first_q;
+        // Found anew for each tile: pointers that are kept are registers.
+        const Word *source = value + Outside::begin(g.outside.value, g.outside.last) +
+                             n * g.value_n + sources.begin + first_p;
+        Word *target = destination + Outside::begin(g.outside.destination, g.outside.last) +
+                       n * g.destination_n + targets.begin + first_q;
 
         Pack<Word, LOAD> read[Read::ROUNDS] = {};
 #pragma unroll
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(
                 if (q < left_q && p < left_p) read[round] = load_pack<LOAD>(run + p, LOAD);
             } else if (q < left_q && p < left_p && p > -LOAD) {
                 // What lies beside a run is another one's; only beyond the operand there is nothing.
-                const long long at = run + p - first_word;
+                const long long at = run + p - value;
                 if (at >= 0 && at + LOAD <= g.value_words) {
                     read[round] = load_pack<LOAD>(run + p, LOAD);
                 } else {

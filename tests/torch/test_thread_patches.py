@@ -69,7 +69,7 @@ def test_a_compile_in_another_thread_is_as_without_a_capture(function):
         jit_isinstance_followed(),
         checkpoints_followed(),
         functions_followed(),
-        tensors_followed(),
+        tensors_followed(in_inference_mode=False),
         covariances_followed(),
         indices_followed(),
         late_reads_refused(),

@@ -24,7 +24,6 @@ import torch
 from torch._C._dynamo.guards import TensorGuards
 
 from ooc_cudnn.torch.capture.constant_types import types_in
-from ooc_cudnn.torch.capture.key_orders import guard_orders
 from ooc_cudnn.torch.places import source_name
 from ooc_cudnn.torch.tracing.graph import Graph
 from ooc_cudnn.torch.tracing.overlaps import WrittenMemory
@@ -66,6 +65,8 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     Names
         Those that forward may have looked for.
     """
+    from ooc_cudnn.torch.capture.key_orders import guard_orders  # it imports TorchDynamo
+
     output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
     parts = set(map(id, model.modules()))
     scope = {**_functions_of_guards(), "L": output.local_scope, "G": output.global_scope}
