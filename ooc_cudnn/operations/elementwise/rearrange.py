@@ -7,13 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Rounding, random_range
+from ooc_cudnn.operations.core.call import Operand, Piece, Region
 from ooc_cudnn.operations.core.elementwise import OneShape
-from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.elementwise.moves import MoveCall
 from ooc_cudnn.operations.elementwise.reshape import IMAGES
 from perfmodel import Split, Work
 from perfmodel.cached import cached_property
@@ -91,16 +88,10 @@ class Rearrange(OneShape):
 
 
 @dataclass(frozen=True)
-class RearrangeCall(BuiltCall):
+class RearrangeCall(MoveCall):
     """y from x: cut along images, which are outermost in both."""
 
     operation: Rearrange
-
-    reduced = ()
-
-    @property
-    def dtype(self) -> str:  # type: ignore[override]
-        return self.operation.dtype
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
@@ -113,30 +104,10 @@ class RearrangeCall(BuiltCall):
     def extents(self) -> Split:
         return Split(n=self.operation.images, c_y=1, c_x=1, h_y=1)
 
-    @property
-    def row_axes(self) -> tuple[int, ...]:
-        return (ROW_AXIS,)
-
     def region(self, name: str, piece: Piece) -> Region:
         first, *shape = self.operands[name].shape
         each = first // self.operation.images
         return ((piece.n[0] * each, piece.n[1] * each), *((0, extent) for extent in shape))
 
-    def build(self, build: Builder) -> None:
-        """Copy, from and to any order of memory."""
-        dtype = build.product_dtype("y")
-        x = build.taken("x", build.buffers["x"].order, dtype)
-        images = build.piece.n[1] - build.piece.n[0]
-        operation = self.operation.of_images(images, dtype)
-        build.make(operation, (x,), "y", build.buffers["y"].order, done=(x,))
-
-    def patch(self, random: np.random.Generator) -> Piece:
-        return self.whole_piece()._replace(n=random_range(random, self.operation.images, 1))
-
-    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        x = read("x", self.region("x", piece))
-        y = self.operation.of_images(piece.n[1] - piece.n[0], self.dtype).reference(x)
-        return {"y": (y, np.abs(y))}
-
-    def rounding(self) -> Rounding:
-        return Rounding(1, self.dtype)
+    def on_piece(self, piece: Piece, dtype: str) -> Rearrange:
+        return self.operation.of_images(piece.n[1] - piece.n[0], dtype)

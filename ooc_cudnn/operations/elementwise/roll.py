@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ooc_cudnn.operations.core.call import Operand, Piece, Read, Region, Rounding, random_range
+from ooc_cudnn.operations.core.call import Operand, Piece, Region
 from ooc_cudnn.operations.core.elementwise import OneShape
-from ooc_cudnn.operations.core.launch_builder import Builder, BuiltCall
 from ooc_cudnn.operations.core.operation import Array, Shape
-from ooc_cudnn.operations.core.row_axis import ROW_AXIS
+from ooc_cudnn.operations.elementwise.moves import MoveCall
 from perfmodel import Split, Work
 from perfmodel.cached import cached_property
 
@@ -62,16 +61,10 @@ class Roll(OneShape):
 
 
 @dataclass(frozen=True)
-class RollCall(BuiltCall):
+class RollCall(MoveCall):
     """y from x: cut along images, and along channels where these stay."""
 
     operation: Roll
-
-    reduced = ()
-
-    @property
-    def dtype(self) -> str:  # type: ignore[override]
-        return self.operation.dtype
 
     @cached_property
     def operands(self) -> Mapping[str, Operand]:
@@ -83,32 +76,11 @@ class RollCall(BuiltCall):
         n, channels, *_ = self.operation.shape
         return Split(n=n, c_y=1 if self.operation.shifts[1] else channels, c_x=1, h_y=1)
 
-    @property
-    def row_axes(self) -> tuple[int, ...]:
-        return (ROW_AXIS,)
-
     def region(self, name: str, piece: Piece) -> Region:
         _, channels, *sites = self.operation.shape
         part = (0, channels) if self.operation.shifts[1] else piece.c_y
         return (piece.n, part, *((0, extent) for extent in sites))
 
-    def _on(self, piece: Piece, dtype: str) -> Roll:
+    def on_piece(self, piece: Piece, dtype: str) -> Roll:
         shape = tuple(stop - start for start, stop in self.region("x", piece))
         return Roll(shape, self.operation.shifts, dtype)
-
-    def build(self, build: Builder) -> None:
-        """Copy, from and to any order of memory."""
-        dtype = build.product_dtype("y")
-        x = build.taken("x", build.buffers["x"].order, dtype)
-        operation = self._on(build.piece, dtype)
-        build.make(operation, (x,), "y", build.buffers["y"].order, done=(x,))
-
-    def patch(self, random: np.random.Generator) -> Piece:
-        return self.whole_piece()._replace(n=random_range(random, self.operation.shape[0], 1))
-
-    def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        y = self._on(piece, self.dtype).reference(read("x", self.region("x", piece)))
-        return {"y": (y, np.abs(y))}
-
-    def rounding(self) -> Rounding:
-        return Rounding(1, self.dtype)
