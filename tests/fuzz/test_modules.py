@@ -11,6 +11,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.fuzz import modules
+from tests.fuzz.compare_modules import Judge, Seen
 from tests.fuzz.draw_module import DTYPES, HEADER, Drawing, Names, Program, draw_module
 from tests.fuzz.module_shrinking import shrunk
 from tests.fuzz.module_uses import LOSSES, STEPS, given_arguments
@@ -144,6 +145,23 @@ def test_each_value_that_is_off_is_found():
             assert judge.difference(path, leaf, wrong.reshape(leaf.shape)), (seed, path)
             found += 1
     assert found > 60
+
+
+@pytest.mark.parametrize("eager", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("found", [torch.inf, -torch.inf, torch.nan, 1.0])
+@pytest.mark.parametrize("exact", [1e5, torch.inf])
+def test_what_overflows_its_type_alone_is_infinite_or_nan(eager, found, exact):
+    """Which of the two is a matter of order; where float64 is not finite either, it is not."""
+
+    def seen(value, dtype=torch.float16):
+        return Seen({"y": torch.tensor([value, 2.0], dtype=dtype)})
+
+    judge = Judge(
+        seen(eager), torch.float16, lambda: seen(exact, torch.float64), lambda: [seen(eager)]
+    )
+    same = found == eager or (found != found and eager != eager)
+    overflows = exact == 1e5 and found != 1.0
+    assert (judge.differences(seen(found)) == []) == (same or overflows)
 
 
 def spoiled(monkeypatch, forward):
