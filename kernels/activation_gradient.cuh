@@ -58,12 +58,18 @@ __device__ inline A gradient(A y, A dy, A x, A coef) {
     return dy;
 }
 
-// The same from what the activation was applied to, in modes whose y tells the slope: y is made
-// again and rounded as it was when it was stored, so that both passes agree where it is 0.
+// Modes of which y never tells the slope.
+template <int MODE>
+constexpr bool ALWAYS_NEEDS_X =
+    MODE == SWISH || MODE == GELU || MODE == GELU_TANH || MODE == MISH || MODE == HARDSWISH;
+
+// The same from what the activation was applied to. Where y tells the slope, y is made again and
+// rounded as it was when it was stored, so that both passes agree where it is 0.
 template <typename T, int MODE>
 __device__ inline Arithmetic<T> gradient_before(
     Arithmetic<T> before, Arithmetic<T> dy, Arithmetic<T> coef) {
     if constexpr (MODE == IDENTITY) return dy;
+    if constexpr (ALWAYS_NEEDS_X<MODE>) return gradient<MODE, true, T>(before, dy, before, coef);
     const Arithmetic<T> y = widen(narrow<T>(activation<MODE, T>(before, coef)));
     return gradient<MODE, false>(y, dy, y, coef);
 }

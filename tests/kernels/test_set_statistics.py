@@ -140,7 +140,26 @@ def test_sums_of_channels_side_by_side_are_the_same_bits(dtype, shape):
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize(("mode", "coef"), [("relu", 0.0), ("leaky_relu", 0.25)])
+#: Slopes of what an activation is applied to; how far they may be off, in units of the sum.
+SLOPES = {
+    ("relu", 0.0): lambda v: np.where(v > 0, 1, 0.0),
+    ("leaky_relu", 0.25): lambda v: np.where(v > 0, 1, 0.25),
+    ("swish", 1.5): lambda v: slope_of("silu", 1.5 * v),
+    ("mish", 0.0): lambda v: slope_of("mish", v),
+    ("gelu", 0.0): lambda v: slope_of("gelu", v),
+    ("gelu_tanh", 0.0): lambda v: slope_of("gelu", v, approximate="tanh"),
+}
+
+
+def slope_of(function, values, **options):
+    """PyTorch's, in float64."""
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(np.array(values, "float64")).requires_grad_()
+    getattr(torch.nn.functional, function)(x, **options).sum().backward()
+    return x.grad.numpy()
+
+
+@pytest.mark.parametrize(("mode", "coef"), SLOPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_through_an_activation(dtype, layout, mode, coef):
@@ -154,12 +173,21 @@ def test_through_an_activation(dtype, layout, mode, coef):
     m, i = (operand.wide.reshape(kept) for operand in (mean, inverse))
     a, b = (operand.wide.reshape(1, -1, 1, 1) for operand in (scale, bias))
     y = a * (x.wide - m) * i + b
-    dz = dy.wide * np.where(y > 0, 1, coef)
+    dz = dy.wide * SLOPES[mode, coef](y)
+    unit = EPSILON[ACCUMULATOR[dtype]]
+    if mode == "gelu" and dtype in ("float16", "bfloat16"):
+        unit = max(unit, 4e-6)  # by a polynomial
+    steep = 0 if "relu" in mode else 4 * unit  # slopes of numbers that are rounded
     operation = SetSums(shape, dtype, 15, statistics_shape=kept, mode=mode, coef=coef)
     inputs = (x, dy, mean, inverse, None, scale, bias, None)
     parts = np.stack([by_sets(dz, False), by_sets(dz * (x.wide - m) * i, False)])
     found = run(kernels, operation, inputs, Operand(operation.output_shape, "float64"))
-    assert_close(found, parts.sum(axis=3), "float64", 1e-12 * (np.abs(parts).sum(axis=3) + 1))
+    reach = np.abs(dy.wide) * (1 + np.abs(a * i) * (np.abs(x.wide) + np.abs(m)) + np.abs(b))
+    reaches = np.stack(
+        [by_sets(reach, False), by_sets(reach * np.abs((x.wide - m) * i), False)]
+    ).sum(axis=3)
+    size = 1e-12 * (np.abs(parts).sum(axis=3) + 1) + steep * reaches
+    assert_close(found, parts.sum(axis=3), "float64", size)
 
     sums = random((2, *shape[:2]), 7)
     of_dy, of_products = sums.reshape(2, *kept) / 50
@@ -167,9 +195,9 @@ def test_through_an_activation(dtype, layout, mode, coef):
     size = np.abs(i) * (sum(map(np.abs, terms)) + np.abs(m * i * of_products))
     backward = NormaliseSetsBackward(shape, dtype, 50, mode=mode, coef=coef)
     inputs = (x, dy, scale, mean, inverse, Operand(sums.shape, "float64", data=sums), bias)
-    unit = EPSILON[ACCUMULATOR[dtype]]
+    size = 12 * unit * size + steep * np.abs(i * a) * reach
     found = run(kernels, backward, inputs, dy)  # in place
-    assert_close(found, i * sum(terms), dtype, 12 * unit * size)
+    assert_close(found, i * sum(terms), dtype, size)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

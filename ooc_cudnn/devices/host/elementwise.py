@@ -135,8 +135,18 @@ def before_activation(
     factor, bias = vectors
     y = difference * of_channels(factor, box)
     y += of_channels(np.asarray(bias).astype(y.dtype), box)
-    y = MODES[operation.mode].value(y, operation.coef).astype(numpy_dtype(operation.dtype))
-    y = y.astype(dy.dtype)
+    return slope_before(operation, y, dy)
+
+
+def slope_before(operation: HasActivation, x: Array, dy: Array) -> Array:
+    """Dy times the slope of an activation of x, which is not rounded yet.
+
+    Where y tells the slope, y is made again and rounded as it was when it was stored.
+    """
+    if MODES[operation.mode].needs_x:
+        return times_slope(operation, x, x, dy)
+    y = MODES[operation.mode].value(x, operation.coef)
+    y = y.astype(numpy_dtype(operation.dtype)).astype(dy.dtype)
     return times_slope(operation, y, y, dy)
 
 

@@ -7,6 +7,7 @@ the same order wherever they lie and whatever is summed beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -22,7 +23,7 @@ from ooc_cudnn.devices.host.chunks import (
     chunks,
     of_channels,
 )
-from ooc_cudnn.devices.host.elementwise import times_slope
+from ooc_cudnn.devices.host.elementwise import slope_before
 from ooc_cudnn.operations.core.activation_modes import MODES
 from ooc_cudnn.operations.normalization.batch_launches import MomentsResult
 from ooc_cudnn.operations.normalization.layer_in_chain import NormaliseSites
@@ -36,7 +37,7 @@ from ooc_cudnn.operations.normalization.set_reduction import (
     SetMoments,
     SetSums,
 )
-from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
+from ooc_cudnn.tensor import ACCUMULATOR
 
 
 def set_moments(operation: SetMoments, inputs: Inputs, output: Array, workspace: Array) -> None:
@@ -195,10 +196,10 @@ def _before_activation(
     """Dy times the slope of an activation after the normalisation, whose result is made again."""
     dtype = arithmetic_dtype(operation.dtype)
     dx = np.empty(dy.shape, dtype)
+    before = replace(operation, mode="identity")
     for box in chunks(dx):
-        y = _normalised(operation, x, vectors, box)
-        y = y.astype(numpy_dtype(operation.dtype)).astype(dtype)
-        dx[box] = times_slope(operation, y, y, dy[box].astype(dtype))
+        normal = _normalised(before, x, vectors, box)
+        dx[box] = slope_before(operation, normal, dy[box].astype(dtype))
     return dx
 
 

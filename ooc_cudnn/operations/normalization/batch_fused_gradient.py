@@ -92,12 +92,15 @@ def activation_slope(
     before = factor * (x - mean) + bias
     reach = np.abs(factor) * (np.abs(x) + np.abs(mean)) + np.abs(bias)
     y = MODES[call.mode].value(before, call.coef)
-    dz = ActivationBackward(dy.shape, call.mode, call.coef, call.dtype).reference(y, dy)
+    dz = ActivationBackward(dy.shape, call.mode, call.coef, call.dtype).reference(y, dy, before)
     unit, stored = UNIT_ROUNDOFF[ACCUMULATOR[call.dtype]], UNIT_ROUNDOFF[call.dtype]
     away = np.abs(before)
     if call.mode == "clipped_relu":
         away = np.minimum(away, np.abs(before - call.coef))
     least = SMALLEST_STEP.get(call.dtype, 0.0)
-    near = away <= 16 * unit * reach + 2 * stored * abs(call.coef) + least
     size = np.abs(dy) * max(1.0, abs(call.coef))
+    if MODES[call.mode].needs_x:  # the slope is as uncertain as what it is of
+        size = size * (2 + reach)
+        away = np.abs(away - 3) if call.mode == "hardswish" else np.full_like(away, np.inf)
+    near = away <= 16 * unit * reach + 2 * stored * abs(call.coef) + least
     return dz, np.where(near, size / unit, size)

@@ -42,7 +42,7 @@ KEPT = ["read beside", "asked for", "cast twice", "of a half type", "of float64"
 
 def results(case):
     """Outputs and gradients; and the names of phases."""
-    net, outputs = network(case)
+    net, outputs = (network_of_groups if case in GROUPS else network)(case)
     random = np.random.default_rng(1)
     for each in net.parameters.values():
         each[...] = random.standard_normal(each.shape)
@@ -55,6 +55,49 @@ def results(case):
         gradients = paused.backward(dys)
         names = [task.name for task in step.plan.tasks]
     return [*ys, *(np.array(gradients[name]) for name in sorted(gradients))], names
+
+
+def network_of_groups(case):
+    """A group norm with an activation between casts, and what is asked of it."""
+    mode, coef, dtype, further = GROUPS[case]
+    net = ooc_cudnn.Network()
+    x = net.input("x", SHAPE, gradient=True)
+    half = net.convolution(net.cast(x, dtype), 6, window=1, name="first")
+    h = wide = net.cast(half, "float32", name="wide") if further != "of float32" else x
+    h = net.group_normalization(h, groups=2, epsilon=1e-3, name="norm")
+    if mode:
+        h = net.activation(h, mode, coef=coef or None, name="act")
+    y = net.convolution(net.cast(h, dtype, name="cast"), 4, window=1, name="conv")
+    beside = {"read beside": [h], "asked for": [h], "wide": [wide]}.get(further, [])
+    if further == "read beside":
+        beside = [net.activation(h, "relu")]
+    return net, [y, *beside]
+
+
+#: Mode, coef, half type, and what else there is.
+GROUPS = {
+    "groups": (None, 0, "bfloat16", ""),
+    "groups in float16": (None, 0, "float16", ""),
+    "swish": ("swish", 1.5, "bfloat16", ""),
+    "swish in float16": ("swish", 1, "float16", ""),
+    "relu": ("relu", 0, "bfloat16", ""),
+    "leaky_relu": ("leaky_relu", 0.1, "bfloat16", ""),
+    "mish": ("mish", 0, "bfloat16", ""),
+    "gelu": ("gelu", 0, "float16", ""),
+    "gelu_tanh": ("gelu_tanh", 0, "bfloat16", ""),
+    "hardswish": ("hardswish", 0, "bfloat16", ""),
+    "relu in float16": ("relu", 0, "float16", ""),
+    "leaky_relu that folds back": ("leaky_relu", -0.5, "bfloat16", ""),
+    "relu6": ("clipped_relu", 6, "bfloat16", ""),
+    "tanh": ("tanh", 0, "bfloat16", ""),
+    "elu": ("elu", 1, "bfloat16", ""),
+    "swish, read beside": ("swish", 1, "bfloat16", "read beside"),
+    "swish, asked for": ("swish", 1, "bfloat16", "asked for"),
+    "swish, of float32": ("swish", 1, "bfloat16", "of float32"),
+    "swish, wide": ("swish", 1, "bfloat16", "wide"),
+}
+FOLDED |= {key: {"cast", "wide"} for key in list(GROUPS)[:10]}
+KEPT += list(GROUPS)[10:]
 
 
 @pytest.mark.parametrize("case", [*FOLDED, *KEPT])

@@ -263,13 +263,24 @@ def test_group_normalization(shape, groups, dtype):
         check_gradients(found, expected, old, dtype)
 
 
-@pytest.mark.parametrize(("mode", "coef"), [("relu", 0.0), ("leaky_relu", 0.25)])
+TWINS = {
+    ("relu", 0.0): F.relu,
+    ("leaky_relu", 0.25): lambda v: F.leaky_relu(v, 0.25),
+    ("swish", 1.0): F.silu,
+    ("gelu", 0.0): F.gelu,
+    ("gelu_tanh", 0.0): lambda v: F.gelu(v, approximate="tanh"),
+    ("mish", 0.0): F.mish,
+    ("hardswish", 0.0): F.hardswish,
+}
+
+
+@pytest.mark.parametrize(("mode", "coef"), TWINS)
 @pytest.mark.parametrize("groups", [2, 4])
 def test_groups_through_an_activation(groups, mode, coef):
     """Dy is that of the activation's result, which nobody reads."""
     shape, dtype = (2, 4, 5, 6), "float64"
     (x, dy, scale, bias), (tx, tdy, tscale, tbias) = operands(shape, dtype)
-    y = F.leaky_relu(F.group_norm(tx, groups, tscale, tbias, EPSILON), coef)
+    y = TWINS[mode, coef](F.group_norm(tx, groups, tscale, tbias, EPSILON))
     _, *expected = gradients(y, (tx, tscale, tbias), tdy)
     forward = GroupStatisticsCall(shape, dtype, groups, EPSILON)
     made = check_every_split(forward, {"x": x}, bits=False)
