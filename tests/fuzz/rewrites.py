@@ -20,8 +20,7 @@ from ooc_cudnn.network.passes.inplace_gradients import share_gradient_memory
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of, split_into_microbatches
 from ooc_cudnn.network.passes.remat_for_backward import rematerializable, rematerialize
 from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
-from ooc_cudnn.network.passes.split_concatenations import split_concatenations
-from ooc_cudnn.network.search.pass_pipeline import canonicalize
+from ooc_cudnn.network.search.pass_pipeline import canonicalize, take_concatenations_apart
 from tests.support import drawn_tall
 from tests.support.drawn_networks import drawn_network
 from tests.support.interpreter import run_step
@@ -51,7 +50,7 @@ class Rewritten:
         policy = "best" if self.random.integers(5) else "vdnn_all"
         said, step = [policy], canonicalize(self.net.training_phases(self.loss), policy)
         if self.random.integers(2):
-            said, step = [*said, "apart"], split_concatenations(step)
+            said, step = [*said, "apart"], take_concatenations_apart(step)
         bands = int(self.random.integers(1, 12)) if self.random.integers(3) else 1
         if bands > 1:
             whole = (

@@ -122,6 +122,9 @@ class NetworkPlan:
     apart : bool
         Whether concatenations that convolutions alone read are split, and what is recomputed
         goes straight into its reader.
+    copied_skips : tuple of str
+        Concatenations into which parts that are read before are copied
+        (`passes/copy_skip_connections.py`).
     anew : tuple of str
         Of the maps that are recomputed those that are made for each of their readers anew.
     gradient_bytes : int
@@ -182,6 +185,7 @@ class NetworkPlan:
     synchronous: bool = False
     taken: str = ""
     apart: bool = False
+    copied_skips: tuple[str, ...] = ()
     anew: tuple[str, ...] = ()
     gradient_bytes: int = 0
     bound_seconds: float | None = None
@@ -378,7 +382,7 @@ class NetworkPlan:
             known = {names.get(key, key): value for key, value in data.items()}
             known["rematerialized"] = tuple(data["remade"])
             known["anew"] = tuple(data.get("anew", ()))
-            for name in ("on_host", "notes"):
+            for name in ("on_host", "notes", "copied_skips"):
                 known[name] = tuple(data.get(name, ()))
             known["again"] = tuple(RematEvent(*each) for each in data.get("again", ()))
             known["needs"] = tuple(map(MemoryNeed.from_json, data.get("needs", ())))

@@ -36,6 +36,7 @@ class RewriteSpec(NamedTuple):
     bands: int = 1
     rematerialized: tuple[str, ...] = ()
     apart: bool = False
+    copied_skips: tuple[str, ...] = ()
     anew: tuple[str, ...] = ()
     again: tuple[RematEvent, ...] = ()
     reserved: tuple[tuple[int, int], ...] = ()
@@ -64,6 +65,7 @@ def summarize(
         bands=how.bands,
         rematerialized=how.rematerialized,
         apart=how.apart,
+        copied_skips=how.copied_skips,
         anew=how.anew,
         again=how.again,
         reserved=how.reserved,

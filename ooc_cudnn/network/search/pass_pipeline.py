@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from ooc_cudnn.network.ir.step import RematEvent, Step
 from ooc_cudnn.network.passes.compress_activations import compress_activations
+from ooc_cudnn.network.passes.copy_skip_connections import copy_skip_connections, skipped_over
 from ooc_cudnn.network.passes.fuse_activation_gradients import fuse_activation_gradients
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.fuse_gradient_sums import fuse_gradient_sums
@@ -14,6 +15,7 @@ from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.remat_for_backward import rematerialize
 from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
+from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.mo_sos import POLICIES as WHOLE
 
 
@@ -25,6 +27,12 @@ def canonicalize(step: Step, policy: str) -> Step:
 
         return canonicalize_whole_maps(step)
     return fuse_chains(step if policy.startswith("vdnn") else compress_activations(step))
+
+
+def take_concatenations_apart(step: Step) -> Step:
+    """A step without concatenations that need not be whole, and with copies into the others."""
+    step = split_concatenations(step)
+    return copy_skip_connections(step, skipped_over(step))
 
 
 def apply_passes(

@@ -13,9 +13,9 @@ from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.external_memory import reserve_external_memory
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.passes.batch_slices import slice_batch
+from ooc_cudnn.network.passes.copy_skip_connections import copy_skip_connections
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
-from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
 from ooc_cudnn.network.search.gc_pause import no_garbage_collection
 from ooc_cudnn.network.search.incumbent import ALL_PLANS, Incumbent
@@ -27,6 +27,7 @@ from ooc_cudnn.network.search.pass_pipeline import (
     apply_passes,
     canonicalize,
     rematerialize_in_parts,
+    take_concatenations_apart,
 )
 from ooc_cudnn.network.search.plan_search import BEST_OF, VDNN, PlanSearch
 from ooc_cudnn.network.search.policy_planner import PolicyPlanner
@@ -135,7 +136,8 @@ def plan_with_bound(
     """Return a step's plan beside its bound (`lower_bound.py`), over all micro-batch counts."""
     from ooc_cudnn.network.bound.lower_bound import bound_of
 
-    taken = apply_passes(canonicalize(step, "best"), frozenset(), 1, 1)
+    taken = copy_skip_connections(canonicalize(step, "best"), plan.copied_skips)
+    taken = apply_passes(taken, frozenset(), 1, 1)
     bound = bound_of(taken, constraints, micro_batches_of(taken, micro_batches, constraints))
     return replace(plan, bound_seconds=None if bound is None else bound.seconds)
 
@@ -167,8 +169,9 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
     again = frozenset(plan.rematerialized)
     step, constraints = reserve_external_memory(step, constraints, plan.on_host)
     step = canonicalize(step, plan.taken if plan.taken in VDNN else plan.policy)
+    step = copy_skip_connections(step, plan.copied_skips)
     if plan.apart:
-        step = split_concatenations(step)
+        step = take_concatenations_apart(step)
     anew = frozenset(plan.anew) if plan.apart else None
     if plan.policy in WHOLE:
         step = insert_remat_events(step, plan.again)

@@ -24,6 +24,7 @@ def propose_remat_plans(
     *,
     parts: int = 1,
     slices: int = 1,
+    copied_skips: tuple[str, ...] = (),
 ) -> Candidates[bool | None]:
     """Propose what the search finds, until a candidate has room.
 
@@ -39,6 +40,8 @@ def propose_remat_plans(
         what the one before it found.
     parts, slices : int
         Micro-batches, and the batch slices that the step is in.
+    copied_skips : tuple of str
+        The concatenations of the step into which skip connections are copied.
     """
     least, before = float("inf"), frozenset[RematEvent]()
     failed, budget = set[frozenset[RematEvent]](), incumbent.budget
@@ -65,7 +68,9 @@ def propose_remat_plans(
             live_ranges = refetch_live_ranges(step, rewritten, solution, room_bytes)
             if not incumbent.can_beat_incumbent(rewritten, live_ranges):
                 break
-            spec = RewriteSpec(parts, again=solution.again, batch_slices=slices)
+            spec = RewriteSpec(
+                parts, again=solution.again, batch_slices=slices, copied_skips=copied_skips
+            )
             planned = yield Candidate(
                 rewritten, live_ranges, constraints, SEARCHED, spec, may_stream=False
             )

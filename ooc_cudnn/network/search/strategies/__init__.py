@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ooc_cudnn.network.search.strategies.copied_skips import CopiedSkips
 from ooc_cudnn.network.search.strategies.host_memory import HostMemory
 from ooc_cudnn.network.search.strategies.other_layout import OtherLayout
 from ooc_cudnn.network.search.strategies.remat_shares import RematerializeShares
@@ -14,7 +15,12 @@ from ooc_cudnn.network.search.strategies.two_part_micro_batches import TwoPartMi
 
 #: Tried before all others where the search finds nothing for the batch in one piece: what is soon
 #: planned first.
-FIRST: tuple[Strategy, ...] = (RematerializeShares(), SpillSlices(), RematerializeSlices())
+FIRST: tuple[Strategy, ...] = (
+    CopiedSkips(),
+    RematerializeShares(),
+    SpillSlices(),
+    RematerializeSlices(),
+)
 STRATEGIES: tuple[Strategy, ...] = (
     *FIRST,
     RowTiles(),

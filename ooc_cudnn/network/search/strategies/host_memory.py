@@ -9,12 +9,11 @@ from ooc_cudnn.network.lowering.lower import LoweredProgram, accept_any
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
-from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.host_budget import amounts, remat_to_fit, remat_to_least
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
-from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, take_concatenations_apart
 from ooc_cudnn.network.search.remat_plans import SEARCHED
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
@@ -36,7 +35,7 @@ class HostMemory(Strategy):
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose what the search finds for each amount that may live at once."""
         constraints = request.constraints
-        step = apply_passes(split_concatenations(request.step), frozenset(), 1, 1)
+        step = apply_passes(take_concatenations_apart(request.step), frozenset(), 1, 1)
         assert constraints.host is not None
         available = constraints.host.available_bytes
         living_bytes = float(constraints.target.room_bytes + available)

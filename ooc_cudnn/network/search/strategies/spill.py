@@ -7,11 +7,10 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
 from ooc_cudnn.network.passes.remat_for_backward import forward_only_maps, remat_seconds
-from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES, mixed
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
-from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, take_concatenations_apart
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Shares of the bytes that can be rematerialized of which the rest spills.
@@ -30,7 +29,7 @@ class Spill(Strategy):
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose a candidate for each share."""
         constraints, count = request.constraints, request.micro_batches or 1
-        step = split_concatenations(request.step)
+        step = take_concatenations_apart(request.step)
         for share in SHARES_SPILLED:
             rematerialized, anew = _rematerialized(step, constraints, share)
             rewritten = apply_passes(step, rematerialized, count, 1, anew)

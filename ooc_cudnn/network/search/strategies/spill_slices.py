@@ -10,12 +10,11 @@ from ooc_cudnn.network.passes.batch_slices import slice_batch
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.microbatch import WholeBatchError, images_of
-from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.host_budget import remat_to_fit
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
-from ooc_cudnn.network.search.pass_pipeline import apply_passes
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, take_concatenations_apart
 from ooc_cudnn.network.search.search_budget import REWRITTEN
 from ooc_cudnn.network.search.strategies.remat_slices import MOST_SLICES
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
@@ -49,7 +48,7 @@ class SpillSlices(Strategy):
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose one candidate, if the search finds what to rematerialize."""
         constraints, slices = request.constraints, _wanted(request)
-        step = apply_passes(split_concatenations(request.step), frozenset(), 1, 1)
+        step = apply_passes(take_concatenations_apart(request.step), frozenset(), 1, 1)
         while True:
             try:
                 sliced = slice_batch(step, slices)
