@@ -82,7 +82,8 @@ docs: $(VENV)/ready-docs $(VENV)/ready-torch $(VENV)/ready-dask ## build the sit
 figures: $(VENV)/ready-dev ## every table and picture of README and docs, from benchmarks/results
 	@$(BIN)/python -m benchmarks.regenerate $(ARGS)
 
-# Instances of every kernel, for the oldest and the newest card that this nvcc knows, and for Hopper.
+# Instances of every kernel, for the oldest and the newest card that this nvcc knows, and for Hopper:
+# sources take turns, and OOC_TESTS_EVERY_CASE=1 compiles each for all three.
 # (Of a template by itself nvcc compiles nothing.)
 kernels: export OOC_TESTS_ARCHITECTURES = sm_90 $(if $(NVCC),$(shell $(NVCC) --list-gpu-code | sort -t_ -k2n | sed -n '1p;$$p'))
 kernels: export NVCC := $(NVCC)
