@@ -2,6 +2,7 @@
 
 import pytest
 
+from ooc_cudnn.calibration import files
 from ooc_cudnn.devices.measuring import Bench
 
 
@@ -15,3 +16,10 @@ def clock_of_the_device(monkeypatch):
         return max(float(span[-1, 1]) for span in bench.spans(actions, staged=staged).values())
 
     monkeypatch.setattr(Bench, "seconds_to_rest", seconds_to_rest)
+
+
+@pytest.fixture(autouse=True)
+def files_are_small(monkeypatch):
+    """A simulated device copies nothing; of large files tests would wait for the disk."""
+    small = tuple(tuple(size // 8 for size in sizes) for sizes in files.GPU_SIZES)
+    monkeypatch.setattr(files, "GPU_SIZES", small)
