@@ -15,7 +15,7 @@ from ooc_cudnn.torch import UnsupportedModelError
 from ooc_cudnn.torch.tracing import autocast
 from tests.support.torch_checks import Result
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "1MiB"
 

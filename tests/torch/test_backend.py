@@ -17,7 +17,7 @@ from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from tests.support.torch_checks import close, modes
 from tests.support.torch_models import residual
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = {"memory_limit": "1MiB"}
 

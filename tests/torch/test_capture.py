@@ -18,7 +18,7 @@ from ooc_cudnn.torch.capture.stand_ins import fakes_for
 from ooc_cudnn.torch.limit import own_forward, record_call
 from tests.support.torch_checks import close, modes
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT, FACTOR = "1MiB", 2.0
 

@@ -15,7 +15,7 @@ from torch import nn
 import ooc_cudnn.torch as ooc
 from tests.support.torch_checks import Of, held, modes
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "200KiB"
 

@@ -20,7 +20,7 @@ from tests.support import sampling
 from tests.support.torch_checks import Of, Result, check, close, same
 from tests.support.torchvision_models import models
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 DERIVES_AMINMAX = pytest.mark.skipif(
     torch.__version__ < "2.13", reason="PyTorch has no derivative of aminmax"

@@ -15,7 +15,7 @@ from ooc_cudnn.torch.capture.capture import Captures
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet, residual
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "300KiB"
 

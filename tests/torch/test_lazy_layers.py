@@ -8,7 +8,7 @@ import ooc_cudnn.torch as ooc
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.errors import UnsupportedModelError
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 X = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(1))
 

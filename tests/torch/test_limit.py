@@ -20,7 +20,7 @@ from ooc_cudnn.warnings_once import forget_warnings
 from tests.support.torch_checks import TOLERANCE, close
 from tests.support.torch_models import classifier, residual
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
 

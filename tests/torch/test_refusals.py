@@ -14,7 +14,7 @@ from tests.support.torch_checks import close, followed_in_calls, held, modes
 from tests.support.torch_models import classifier, residual
 from tests.torch.idioms import process
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 SHAPE, LIMIT = (4, 3, 16, 16), "200KiB"
 

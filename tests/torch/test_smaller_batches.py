@@ -17,7 +17,7 @@ from ooc_cudnn.torch.runtime import ready_model
 from tests.support.torch_checks import close
 from tests.support.torch_models import classifier, residual
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 FULL, LIMIT = (8, 3, 16, 16), "400KiB"
 

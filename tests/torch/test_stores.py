@@ -10,7 +10,7 @@ from ooc_cudnn.network.tiled import infer
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet
 
-pytestmark = pytest.mark.usefixtures("few_plans")
+pytestmark = pytest.mark.usefixtures("fewest_plans")
 
 LIMIT = "300KiB"
 
