@@ -23,7 +23,7 @@ zarr = pytest.importorskip("zarr", reason="the extra dask is not installed")
 import ooc_cudnn.dask as ooc  # noqa: E402
 
 #: How often a worker is killed.
-KILLS = number(3, of=10)
+KILLS = number(1, of=10)
 
 
 def test_each_worker_says_what_it_is(client):

@@ -14,7 +14,7 @@ da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 
 import ooc_cudnn.dask as ooc  # noqa: E402
 
-CALLS, AT_ONCE = 300, 50
+CALLS, AT_ONCE = 300, 25
 #: Larger problems take their time and show no more.
 MOST_ELEMENTS = 20_000
 #: Functions that sum over chunks.

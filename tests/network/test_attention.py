@@ -12,6 +12,7 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.passes.remat_for_backward import rematerializable, rematerialize
 from tests.support.interpreter import run_step
 from tests.support.network_checks import assert_close, check_network, sizes_of, twin_step, values
+from tests.support.sampling import number
 
 
 def by_pytorch(q, k, v, bias=None, **told):
@@ -134,10 +135,10 @@ def test_steps_under_falling_limits(causal, few_plans):
             net.plan(loss, memory_limit=1)
         least = error.value.smallest_bytes
         assert least < full / 3
-        for limit in (least, (3 * least + full) // 4, (least + full) // 2):
+        for limit in number((least,), of=(least, (3 * least + full) // 4, (least + full) // 2)):
             assert check(limit).device_bytes <= limit
         check((least + full) // 2, "remake")
-        for parts in (2, 3):
+        for parts in number((3,), of=(2, 3)):
             plan = net.plan(loss, memory_limit=full, micro_batches=parts)
             assert check(full, plan=plan).device_bytes <= full
 
