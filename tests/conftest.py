@@ -47,7 +47,7 @@ else:
 
 settings_module = importlib.import_module("ooc_cudnn.settings")
 
-# Collecting garbage each 700 objects takes an eighteenth of all tests' time, and finds next to none.
+# Collecting garbage each 700 objects takes an eighteenth of all tests' time, and finds little.
 gc.set_threshold(50_000, 20, 100)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,15 @@ class Pieces:
 
     def at(self, places: Sequence[NDArray[np.intp]]) -> Pieces:
         """The rows at some places of a grid: an index along each axis, for each row."""
+        # many arrays are as long along an axis
+        along = cache(lambda axis, extent: np.minimum(places[axis], extent - 1))
 
         def chosen(values: Any) -> Any:
             if isinstance(values, Mapping):
                 return {name: chosen(each) for name, each in values.items()}
             held = np.asarray(values)
-            own = zip(places[len(places) - held.ndim :], held.shape, strict=True)
-            return held[tuple(np.minimum(at, extent - 1) for at, extent in own)]
+            own = enumerate(held.shape, len(places) - held.ndim)
+            return held[tuple([along(axis, extent) for axis, extent in own])]
 
         columns = (each.name for each in fields(self) if each.name != "request")
         return replace(self, **{name: chosen(getattr(self, name)) for name in columns})
