@@ -255,6 +255,7 @@ def test_packed(bias, again):
     check_network(net, y, twin, run=run)
 
 
+@pytest.mark.every_case
 def test_packed_steps_under_falling_limits(few_plans):
     net = ooc_cudnn.Network(seed=1)
     x = net.input("x", (6, 8, 10), "float64", gradient=True)

@@ -41,6 +41,7 @@ def two_steps(images, **how):
     return losses, gradients, {name: np.array(array) for name, array in net.running.items()}
 
 
+@pytest.mark.every_case
 def test_limits_and_micro_batches_drop_the_same(images, few_plans):
     losses, gradients, running = two_steps(images, memory_limit="4MiB", micro_batches=1)
     assert losses[0] != losses[1]  # another mask

@@ -233,6 +233,7 @@ def test_those_that_are_held_longer_count_as_the_users():
     assert profiled(step, case.inputs)[1].device_bytes == before.device_bytes
 
 
+@pytest.mark.every_case
 def test_the_limit_holds_where_parameters_leave_the_device():
     """The old gradients are there when the first ones for host memory are made."""
     case = Case()

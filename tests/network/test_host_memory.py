@@ -43,6 +43,7 @@ def test_plans_fit_host_memory(deep):
     assert bounded.seconds > free.seconds
 
 
+@pytest.mark.every_case
 def test_what_is_missing_is_named_beforehand(deep):
     with pytest.raises(HostOutOfMemoryError) as refused:
         deep.plan(1000)

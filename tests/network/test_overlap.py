@@ -74,6 +74,7 @@ def test_a_share_is_remade_and_of_the_rest_all_may_leave():
         assert not last.rematerialized & last.offloaded
 
 
+@pytest.mark.every_case
 def test_best_remakes_some_maps_and_lets_others_leave():
     """Where both together take less than either alone."""
     net, loss = ooc_cudnn.networks.unet_3d(1, 128, stages=3)

@@ -216,6 +216,7 @@ class OfMaps(nn.Module):
         return x + self.out(y.mT.reshape(x.shape))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("shape", [(2, 4, 3, 5), (1, 4, 2, 3, 2)], ids=str)
 @pytest.mark.parametrize("split", [by_unbind, by_chunk])
 def test_positions_of_a_map_attend_to_each_other(shape, split, added, fewest_plans):
@@ -233,6 +234,7 @@ def test_attention_of_one_image(added, fewest_plans):
     assert kinds(added) == {"packed_attention"}
 
 
+@pytest.mark.every_case
 def test_attention_of_sites(added, fewest_plans):
     torch.manual_seed(0)
     check(Sites().double(), drawn(2, 4, 5, 3).double(), shares=(1 / 2,))

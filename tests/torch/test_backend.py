@@ -218,6 +218,7 @@ def test_what_forward_changes_is_changed():
         assert under.calls == calls
 
 
+@pytest.mark.every_case
 def test_shapes_that_change_are_compiled_again(ready):
     layer = nn.Conv2d(3, 2, 1).double()
     compiled = torch.compile(layer, backend=ooc_cudnn_backend, options=LIMIT, dynamic=False)

@@ -40,6 +40,7 @@ def test_a_file_goes_to_a_file(model, tmp_path):
     close(torch.from_numpy(np.array(result)), expected, "result")
 
 
+@pytest.mark.every_case
 def test_without_out_a_tensor_comes_back(model):
     x = torch.randn(1, 2, 32, 32, dtype=torch.float64)
     found = ooc.infer(model, x, memory_limit=LIMIT)

@@ -129,6 +129,7 @@ def test_training_without_gradients_uses_and_updates_statistics_of_the_batch(pai
         close(one, other, name)
 
 
+@pytest.mark.every_case
 def test_a_step_of_training_may_follow_inference_mode(pair):
     model, eager = pair
     x = drawn()

@@ -110,6 +110,7 @@ def test_500_steps_of_40_shapes():
     train(steps=500, distinct=40, at_a_time=4, objects_too=False)
 
 
+@pytest.mark.every_case
 def test_more_shapes_than_are_kept():
     """Twenty in turn, twice: no shape is refused for being one too many."""
     eager = model()

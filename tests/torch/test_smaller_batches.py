@@ -74,6 +74,7 @@ def test_a_smaller_batch_goes_by_the_plan_of_the_full_one(pair, searched, smalle
     assert check_step(pair, FULL) == full
 
 
+@pytest.mark.every_case
 def test_smaller_images_go_by_the_plan_of_the_next_larger_ones(pair, searched):
     for extent in (24, 16):
         check_step(pair, (4, 3, extent, extent))
@@ -124,6 +125,7 @@ def test_a_model_captured_anew_keeps_its_plan(pair, searched):
     assert plan.live_ranges == full.live_ranges
 
 
+@pytest.mark.every_case
 def test_another_limit_has_plans_of_its_own(pair, searched):
     check_step(pair, FULL)
     limited = ooc.limit(pair[0], "600KiB")

@@ -62,6 +62,7 @@ def test_twenty_steps_in_single_precision_follow_pytorchs(pair):
     assert found[-1] < 0.5 * found[0]
 
 
+@pytest.mark.every_case
 def test_gradients_of_micro_batches_accumulate_to_pytorchs(pair):
     for model in pair:
         model.double().eval()  # statistics of a part are not those of the whole

@@ -51,6 +51,7 @@ def test_calls_are_planned_by_what_was_measured(make):
         torch.testing.assert_close(each.grad, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.every_case
 def test_forward_alone(make):
     make(FakeEngine(100, 3e-7), FakeEngine(101, 1e-7, KIB))
     with ooc_cudnn.settings(allow_tf32=False):

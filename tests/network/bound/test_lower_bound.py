@@ -111,6 +111,7 @@ def subsets(names):
     return [frozenset(s) for k in range(len(names) + 1) for s in itertools.combinations(names, k)]
 
 
+@pytest.mark.every_case
 def test_no_schedule_of_whole_maps_beats_the_bound():
     random, near, far = np.random.default_rng(5), 0, 0
     for draw in range(18):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ooc_cudnn import networks, settings
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.network.cost.overlap_bound import least_seconds
@@ -18,6 +20,7 @@ def least_of(made, machine, *, pieces=()):
     return least_seconds(made.step, made.lowered.live_ranges, machine, seconds, (), pieces)
 
 
+@pytest.mark.every_case
 def test_it_is_little_below_the_replay():
     """Where no copy waits for memory."""
     net, loss = networks.resnet50(batch=256)

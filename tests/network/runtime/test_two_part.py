@@ -64,6 +64,7 @@ def run(limit, outputs=(0,), policy="best", **options):
     return step, paused.outputs, paused.backward(seeds), running
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("limit", [SMALL, LEAST])
 @pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])
 def test_results_are_the_same_under_every_limit(limit, outputs):
@@ -285,6 +286,7 @@ def without_sums(limit, shape=(7, 3, 32, 32), **asked):
     return step, paused.outputs[0], paused.backward([seed])
 
 
+@pytest.mark.every_case
 def test_some_images_at_a_time_go_forward_and_then_forward_again_with_backward():
     _, expected, gradients = without_sums(LARGE, policy="keep")
     step, found, others = without_sums("700KiB", policy="remake", micro_batches=3)

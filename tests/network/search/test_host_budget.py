@@ -112,6 +112,7 @@ def test_it_changes_no_bit_where_no_call_is_cut():
     assert [name for name in kept if not np.array_equal(kept[name], found[name])] == []
 
 
+@pytest.mark.every_case
 def test_the_least_that_is_named_is_enough():
     drawn = unet()
     free = drawn.within(2**30)[0].plan.host_bytes

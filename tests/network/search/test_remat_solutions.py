@@ -138,6 +138,7 @@ def test_what_is_tried_in_a_copy_changes_nothing():
         state.change(add=added)
 
 
+@pytest.mark.every_case
 def test_what_it_makes_again_fits():
     """Less memory takes more seconds, and what a search says is said again."""
     step, full = taken(*blocks(256, 56, 6, channels=64))
@@ -245,6 +246,7 @@ def test_of_one_image_there_are_no_parts_to_search():
     assert list(find_remat_solutions(step, under(2**20), 2, copied=INPUTS)) == []
 
 
+@pytest.mark.every_case
 def test_long_chains_of_makings_do_not_send_a_unet_to_the_link():
     """It took a fifth longer while each candidate was ranked with all that must be made for it."""
     net, loss = ooc_cudnn.networks.unet(batch=1)
