@@ -391,7 +391,6 @@ def test_a_hook_is_put_on_and_taken_off_again():
                 assert differences(expected, found) == []
 
 
-@pytest.mark.every_case
 def test_many_changes_one_after_another():
     """More of them than anybody keeps captures for; each is seen, and those before come back."""
     (eager, _), (limited, _) = made(), made()

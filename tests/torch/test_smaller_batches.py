@@ -74,7 +74,6 @@ def test_a_smaller_batch_goes_by_the_plan_of_the_full_one(pair, searched, smalle
     assert check_step(pair, FULL) == full
 
 
-@pytest.mark.every_case
 def test_smaller_images_go_by_the_plan_of_the_next_larger_ones(pair, searched):
     for extent in (24, 16):
         check_step(pair, (4, 3, extent, extent))
