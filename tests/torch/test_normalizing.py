@@ -1,6 +1,7 @@
 """Running statistics are those that PyTorch leaves, whoever else reads or changes them."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -152,11 +153,22 @@ def test_running_statistics_of_images_are_pytorchs(function):
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d])
-@pytest.mark.parametrize("momentum", [0.0, 1.0, 0.25])
+@pytest.mark.parametrize("momentum", [0.0, 1.0, 0.25, 1.5, -0.1])
 def test_any_momentum_is_taken(kind, momentum):
     norm = kind(4, momentum=momentum, track_running_stats=True)
     under = checked(read_after, norm)
-    assert (float(under.norm.running_mean.abs().max()) > 0) == (momentum > 0)
+    assert (float(under.norm.running_mean.abs().max()) > 0) == (momentum != 0)
+
+
+@pytest.mark.parametrize("momentum", [math.inf, math.nan])
+def test_a_momentum_that_is_not_finite_is_refused_where_it_is_used(momentum):
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=momentum))
+    under, x = ooc.limit(copy.deepcopy(eager), LIMIT), drawn().float()
+    with pytest.raises(UnsupportedModelError, match="set a finite number"):
+        under(x)
+    with torch.no_grad():
+        close(under.eval()(x), eager.eval()(x), "output")
 
 
 def test_in_evaluation_they_stay_as_they_are():

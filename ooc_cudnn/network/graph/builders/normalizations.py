@@ -18,11 +18,13 @@ from ooc_cudnn.operations.normalization.local_response import LocalResponse
 from ooc_cudnn.tensor import ACCUMULATOR
 
 
-def number(value: object, name: str, least: float, most: float = math.inf) -> float:
+def number(value: object, name: str, least: float = -math.inf, most: float = math.inf) -> float:
     """A finite number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number, not {value!r}")
-    if not (math.isfinite(value) and least <= value <= most):
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value!r}")
+    if not least <= value <= most:
         raise ValueError(f"{name} must be from {least:g} to {most:g}, not {value!r}")
     return float(value)
 
@@ -52,7 +54,8 @@ class NormalizationBuilders(Builders):
         epsilon : float
             Added to the variance.
         exponential_average_factor : float
-            Weight of a step in the running averages, from 0 to 1; updated once a step.
+            Weight of a step in the running averages, ``old + factor * (new - old)``; updated once
+            a step. Any finite number, as in PyTorch.
         scale, bias : array or parameter, optional
             Shape (c,); ones and zeros where left out.
         running_mean, running_variance : array or Tensor, optional
@@ -64,7 +67,7 @@ class NormalizationBuilders(Builders):
         """
         x = self._own(x)
         epsilon = number(epsilon, "epsilon", 0)
-        factor = number(exponential_average_factor, "exponential_average_factor", 0, 1)
+        factor = number(exponential_average_factor, "exponential_average_factor")
         shape, dtype = x.shape[1:2], ACCUMULATOR[x.dtype]
         return self._add(
             BatchNormalization(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ def batch_normalization(
         raise UnsupportedPatternError(
             "a vector of it depends on the inputs: multiply by that, or add it, behind F.batch_norm"
         )
+    if training and running_mean is not None and not math.isfinite(momentum):
+        raise UnsupportedPatternError(f"of momentum {momentum}: set a finite number")
     if not training and to.training:
         if x.dtype in HALVES:
             raise UnsupportedPatternError("of half precision by running statistics, with gradients")
@@ -53,7 +56,7 @@ def batch_normalization(
     y = to.net.batch_normalization(
         x,
         epsilon=eps,
-        exponential_average_factor=0.0 if running_mean is None else momentum,
+        exponential_average_factor=momentum if training and running_mean is not None else 0.0,
         ranks=to.ranks(),
         name=name,
         **_vectors(to, x, weight, bias),
