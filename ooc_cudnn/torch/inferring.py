@@ -21,13 +21,19 @@ from ooc_cudnn.tensor import TensorSpec, numpy_dtype
 from ooc_cudnn.torch.autograd.function import tensor_of
 from ooc_cudnn.torch.calls import calls_of
 from ooc_cudnn.torch.capture.capture import Call, Captures
-from ooc_cudnn.torch.capture.stand_ins import fakes_for
+from ooc_cudnn.torch.capture.lazy_layers import called_if_lazy, lazy_layers
+from ooc_cudnn.torch.capture.stand_ins import fakes_for, parameter_device
 from ooc_cudnn.torch.cards import empty_there
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.limit import own_forward, record_call
 from ooc_cudnn.torch.lowering.lowered_value import LoweredValue
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.planning import device_to_plan_for, specs_of
+from ooc_cudnn.torch.planning import (
+    device_to_plan_for,
+    nothing_drawn,
+    specs_of,
+    with_the_same_tensors,
+)
 from ooc_cudnn.torch.runtime.empty import EmptyModel
 from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
 from ooc_cudnn.torch.runtime.ready_model import ReadyModel
@@ -107,13 +113,16 @@ def infer(
     inputs, out = tuple(map(regional, inputs)), _as_target(out)
     is_path = isinstance(out, Path)
     asked = "uint8" if out is None or is_path else str(out.dtype).removeprefix("torch.")
+    model = called_if_lazy(model)
     run = _Inference(model, out, reduce)
     with torch.no_grad():
         captures, call = capture_for_inference(model, inputs, memory_limit, reduce, asked, scale)
         outputs = captures(call, run)
-    if out is not None:
-        return _given_back(run.out)
-    return outputs if run.made is None else run.made
+    if out is None:
+        return outputs
+    if not run.has_written:
+        raise TypeError(f"out is given, but {type(model).__name__} computes no tensor to write")
+    return _given_back(run.out)
 
 
 class _Inference:
@@ -123,20 +132,20 @@ class _Inference:
     ----------
     out
         What was given to write to; of a path, the file.
-    made : Tensor, optional
-        Where the model makes one result, that, or its labels.
+    has_written : bool
+        Whether that was written to.
     """
 
     def __init__(self, model: torch.nn.Module, out: Any, reduce: str | None) -> None:
         self._model, self.out, self._reduce = model, out, reduce
-        self.made: torch.Tensor | None = None
+        self.has_written = False
 
     def __call__(self, ready: ReadyModel, tensors: Sequence[Any]) -> list[Any]:
         """Run it; return what the captured graph returns."""
         if isinstance(ready, EmptyModel):
             return ready(tensors)
         check_evaluation(self._model, ready)
-        one = len(ready.lowered.results) == 1 and isinstance(ready.step, ForwardStep)
+        one = len(ready.lowered.results) == 1 and ready.pausing is None
         out, reduce = self.out, self._reduce
         if not one:
             if out is not None:
@@ -145,6 +154,7 @@ class _Inference:
         if out is not None:
             out = self.out = _file(out, ready, reduce) if isinstance(out, Path) else out
             _check_out(out, ready, reduce)
+            self.has_written = True
         with_classes = out
         if reduce and out is not None and out.ndim < len(ready.lowered.outputs[0].shape):
             with_classes = out.with_axis(1) if isinstance(out, Store) else out[:, None]
@@ -165,8 +175,7 @@ class _Inference:
         if out is not None:
             return [out]
         result = tensor_of(result)
-        self.made = result if reduce is None else result[:, 0]
-        return [self.made]
+        return [result if reduce is None else result[:, 0]]
 
 
 @explaining
@@ -214,11 +223,9 @@ def plan_infer(
     (True, True)
     """
     with torch.no_grad():
-        fakes = fakes_for(model, shapes)
-        captures, call = capture_for_inference(model, fakes, memory_limit, reduce, "uint8", scale)
-        ready, _ = captures.find(call)
+        ready = _captured_for(model, shapes, memory_limit, reduce, scale)
         check_evaluation(model, ready)
-        if len(ready.lowered.outputs) != 1 or not isinstance(ready.step, ForwardStep):
+        if not isinstance(ready.step, ForwardStep) or len(ready.lowered.outputs) != 1:
             raise TypeError("the model makes several results: those are not planned in blocks")
         specs = specs_of(ready, placement, device_to_plan_for(machine))
         refs = {name: ArrayRef(None, spec, 0) for name, spec in specs.items()}
@@ -256,7 +263,7 @@ def _put(made: Any, out: Any) -> None:
     if isinstance(out, Store):
         out[(slice(None),) * out.ndim] = made.numpy(force=True) if is_tensor(made) else made
     else:
-        tensor_of(out).copy_(made)
+        tensor_of(out).copy_(tensor_of(made))  # a model may return its input, an array
 
 
 def _given_back(out: Any) -> Any:
@@ -305,6 +312,24 @@ def capture_for_inference(
     kind, call = record_call(model, own_forward(model), tuple(inputs), {}, options)
     call.in_inference_mode = True  # where `enable_grad` in forward asks for nothing
     return calls_of(model).of(("infer", kind), call), call
+
+
+def _captured_for(
+    model: torch.nn.Module,
+    shapes: Sequence[Any],
+    memory_limit: Limit,
+    reduce: str | None,
+    scale: float | None,
+) -> ReadyModel:
+    """A model captured for inference on arguments of some shapes; it stays as it is."""
+    is_lazy = bool(lazy_layers(model))
+    fakes, held = fakes_for(model, shapes), torch.device(parameter_device(model))
+    model = with_the_same_tensors(model) if is_lazy else model
+    with nothing_drawn(held, is_lazy):
+        captures, call = capture_for_inference(model, fakes, memory_limit, reduce, "uint8", scale)
+        ready, _ = captures.find(call)
+    captured: ReadyModel = ready
+    return captured
 
 
 def _is_the_networks(ready: ReadyModel) -> bool:
@@ -356,10 +381,7 @@ def output_shape(
     (1, 8, 65534, 65534)
     """
     with torch.no_grad():
-        captures, call = capture_for_inference(
-            model, fakes_for(model, shapes), None, None, "", None
-        )
-        ready, _ = captures.find(call)
+        ready = _captured_for(model, shapes, None, None, None)
     results = tuple(each.shape for each in ready.graph.outputs if isinstance(each, Value))
     if not results:
         raise UnsupportedModelError(f"{type(model).__name__} returns no tensor")

@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.torch.calls import calls_of, forget_calls
-from ooc_cudnn.torch.capture.lazy_layers import lazy_layers
+from ooc_cudnn.torch.capture.lazy_layers import called_if_lazy, lazy_layers
 from ooc_cudnn.torch.capture.stand_ins import fakes_for, parameter_device
 from ooc_cudnn.torch.cards import at
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.limit import Limited, own_forward, record_call
+from ooc_cudnn.torch.limit import Limited, own_forward, record_call, release
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
 from ooc_cudnn.torch.runtime.ready_model import ReadyModel
@@ -174,8 +175,7 @@ def capture_for(
         )
     check_scale(scale)
     is_lazy = bool(lazy_layers(model))
-    if is_lazy:  # a capture initialises the layers, and draws for that
-        model = _with_the_same_tensors(model)
+    model = with_the_same_tensors(model) if is_lazy else model
     held = torch.device(parameter_device(model))
     if held.type == "meta" and autocast.state():
         raise UnsupportedModelError(
@@ -183,9 +183,8 @@ def capture_for(
             'precision would be planned. Call model.to_empty(device="cpu") first; it takes no '
             "memory until something is written there"
         )
-    cards = [held] if held.type == "cuda" else []
     options = Options(memory_limit, scale=scale, **said)
-    with torch.random.fork_rng(cards, enabled=is_lazy), torch.set_grad_enabled(with_gradients):
+    with nothing_drawn(held, is_lazy), torch.set_grad_enabled(with_gradients):
         kind, call = record_call(
             model, own_forward(model), tuple(fakes_for(model, shapes)), {}, options
         )
@@ -195,26 +194,23 @@ def capture_for(
     return captured
 
 
-def _with_the_same_tensors(model: torch.nn.Module) -> torch.nn.Module:
+def nothing_drawn(device: torch.device, enabled: bool) -> AbstractContextManager[None]:
+    """Keep random streams as they are, where a capture initialises lazy layers and draws for it."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=enabled)
+
+
+def with_the_same_tensors(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of a model that has the tensors of the model, but for those of lazy layers.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If the model itself is a lazy layer: it is initialised by no call of its forward alone.
+    A capture of it initialises these, and leaves those of the model as they are.
     """
-    if model in lazy_layers(model):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is a lazy layer without parameters: call it once before this, "
-            "or put it in a torch.nn.Sequential"
-        )
     held = itertools.chain(model.parameters(), model.buffers())
     same = {id(each): each for each in held if not has_no_data(each)}
     another: Any = UninitializedBuffer
     for each in model.buffers():  # PyTorch copies lazy parameters alone
         if has_no_data(each):
             same[id(each)] = another(device=each.device, dtype=each.dtype)
-    return copy.deepcopy(model, same)
+    return called_if_lazy(release(copy.deepcopy(model, same)))
 
 
 def device_to_plan_for(machine: MachineModel | str | os.PathLike[str] | None) -> str:

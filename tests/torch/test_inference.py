@@ -12,6 +12,7 @@ from torch import nn
 
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.capture.capture import Captures
+from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
 from tests.support.torch_models import UNet, residual
 
@@ -287,6 +288,80 @@ def test_what_is_made_of_two_outputs_is_returned(function):
     with torch.no_grad():
         expected = made(x)
     torch.testing.assert_close(ooc.infer(made, x, memory_limit="1MiB"), expected)
+
+
+class Alone(nn.Module):
+    """Does one thing, and has no layers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+#: Of each the network computes nothing.
+WITHOUT_A_NETWORK = {
+    "the input": lambda x: x,
+    "a view": lambda x: x.flatten(2),
+    "a part": lambda x: x[:, 1:, ::2],
+    "permuted": lambda x: x.permute(0, 2, 3, 1),
+    "a copy": lambda x: x.clone(),
+    "a constant": lambda x: torch.ones(3),
+    "two": lambda x: (x, x[:1]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_NETWORK)
+def test_what_the_network_has_no_part_in_is_returned(name):
+    """It was refused: "no output of the model depends on its inputs"."""
+    x, made = torch.randn(2, 3, 6, 6), Alone(WITHOUT_A_NETWORK[name]).eval()
+    expected = made(x)
+    torch.testing.assert_close(ooc.infer(made, x, memory_limit="1MiB"), expected)
+    if name != "two":
+        out = np.zeros(expected.shape, "float32")
+        assert ooc.infer(made, x.numpy(), out=out, memory_limit="1MiB") is out
+        torch.testing.assert_close(torch.from_numpy(out), expected)
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_NETWORK)
+@pytest.mark.parametrize("planned", [ooc.plan, ooc.plan_infer])
+def test_a_plan_says_that_there_is_nothing_to_plan(planned, name):
+    made = Alone(WITHOUT_A_NETWORK[name]).eval()
+    with pytest.raises(UnsupportedModelError, match=r"nothing to plan.*limit and infer run"):
+        planned(made, (2, 3, 6, 6), memory_limit="1MiB")
+
+
+@pytest.mark.parametrize("returned", [3, None])
+def test_out_is_refused_where_no_tensor_is_computed(returned):
+    """It came back as it was."""
+    made = Alone(lambda x: returned).eval()
+    assert ooc.infer(made, torch.ones(1, 2, 3, 3)) == returned
+    with pytest.raises(TypeError, match="Alone computes no tensor"):
+        ooc.infer(made, torch.ones(1, 2, 3, 3), out=np.zeros(3, "float32"))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda y, x: {"out": y},
+        lambda y, x: [y],
+        lambda y, x: (y, 3),
+        lambda y, x: (y, y),
+        lambda y, x: (y, x),
+    ],
+    ids=["a dict", "a list", "a number beside", "one twice", "the input beside"],
+)
+def test_infer_returns_one_result_in_what_forward_puts_it_in(around):
+    """What was around it, and beside it, was dropped."""
+    x, conv = torch.randn(1, 2, 6, 6), nn.Conv2d(2, 3, 3)
+    made = Alone(lambda x: around(conv(x), x)).eval()
+    with torch.no_grad():
+        expected = made(x)
+    found = ooc.infer(made, x, memory_limit="1MiB")
+    torch.testing.assert_close(found, expected)
+    assert type(found) is type(expected)
 
 
 def test_a_model_in_training_is_refused_and_stays_as_it_is(model):

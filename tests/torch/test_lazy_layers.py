@@ -97,6 +97,28 @@ def test_one_that_is_all_of_the_model():
     assert ooc.limit(nn.LazyConv2d(4, 3), "1MiB")(X).shape == (2, 4, 4, 3)
 
 
-def test_a_plan_of_one_that_is_all_of_the_model_is_refused():
-    with pytest.raises(UnsupportedModelError, match="call it once"):
-        ooc.plan(nn.LazyConv2d(4, 3), tuple(X.shape), memory_limit="1MiB", machine="h200")
+@pytest.mark.parametrize("around", [lambda layer: layer, nn.Sequential])
+def test_what_is_said_of_one_without_a_call_leaves_it_as_it_is(around):
+    """Of one that is all of the model, plans were refused; `output_shape` initialised it."""
+    for limited in (False, True):
+        model = around(nn.LazyConv2d(4, 3))
+        model = ooc.limit(model, "1MiB") if limited else model
+        state = torch.get_rng_state()
+        plan = ooc.plan(model, tuple(X.shape), memory_limit="1MiB", machine="h200")
+        assert plan.device_bytes <= 2**20
+        assert ooc.plan_infer(model.eval(), tuple(X.shape), memory_limit="1MiB").count == 1
+        assert ooc.output_shape(model, tuple(X.shape)) == (2, 4, 4, 3)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert any(type(each) is nn.LazyConv2d for each in model.modules())
+
+
+def test_one_that_is_all_of_the_model_is_initialised_by_infer_as_by_a_call():
+    results = []
+    for call in (lambda q: q(X), lambda q: ooc.infer(q, X, memory_limit="1MiB")):
+        torch.manual_seed(0)
+        model = nn.LazyConv2d(4, 3).eval()
+        with torch.no_grad():
+            results.append((call(model), model.weight, torch.get_rng_state()))
+        assert type(model) is nn.Conv2d
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)

@@ -298,7 +298,7 @@ class Captures:
                 self._with(call, report)
         except _Found as result:
             return result.ready, result.tensors
-        raise UnsupportedModelError("no output of the model depends on its inputs")
+        raise UnsupportedModelError(f"{type(call.model).__name__} computes no tensor")
 
     def _come_first(self, capture: _Capture) -> None:
         others = tuple(each for each in self._captures if each is not capture)

@@ -24,6 +24,23 @@ def lazy_layers(model: torch.nn.Module) -> list[Any]:
     return [each for each in modules if hasattr(each, "_initialize_hook")]
 
 
+class CalledAsALayer(torch.nn.Module):
+    """A model that calls another: a lazy layer is initialised by its call, not by its forward."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any) -> Any:
+        """Call it."""
+        return self.model(*args)
+
+
+def called_if_lazy(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model; one around it, where it is a lazy layer itself that was not called yet."""
+    return CalledAsALayer(model) if model in lazy_layers(model) else model
+
+
 @contextmanager
 def lazy_layers_drawing(model: torch.nn.Module) -> Iterator[None]:
     """Let random streams go on behind what lazy layers draw, as in a call without a capture."""

@@ -275,11 +275,14 @@ class ReadyModel:
         Raises
         ------
         UnsupportedModelError
-            If there is none: no output depends on the inputs.
+            If there is none: the network computes no output.
         """
         found = self.pausing or self.forward
         if found is None:
-            raise UnsupportedModelError("no output of the model depends on its inputs")
+            raise UnsupportedModelError(
+                "there is nothing to plan: each output is an input, a view or a copy of one, or "
+                "depends on none. limit and infer run the model as it is"
+            )
         return found
 
     @property
