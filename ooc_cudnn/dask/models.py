@@ -59,18 +59,16 @@ def infer(
 
     from ooc_cudnn.torch.errors import UnsupportedModelError
     from ooc_cudnn.torch.inferring import capture_for_inference, check_evaluation
-    from ooc_cudnn.torch.lowering.labels import label_scores
+    from ooc_cudnn.torch.lowering.labels import LEAST
     from ooc_cudnn.torch.lowering.lower import LoweredValue
 
     arrays = [as_dask(each, f"input {at}") for at, each in enumerate(inputs)]
     with torch.no_grad():
-        captures, call = capture_for_inference(model, arrays, None, reduce, "", scale)
+        captures, call = capture_for_inference(model, arrays, None, reduce, LEAST, scale)
         ready, tensors = captures.find(call)
         check_evaluation(model, ready)
         _check_blocks(model, ready)
         lowered = ready.lowered
-        if reduce:
-            lowered = label_scores(lowered, _labels(lowered.outputs[0].shape[1]))
         held = ready.lasting(tensors)
     name = type(model).__name__
     results = lowered.results
@@ -78,8 +76,6 @@ def infer(
         raise UnsupportedModelError(
             f"{name} does not end in one map of the network's: give a part of it that does"
         )
-    if not results[0].is_plain:
-        raise UnsupportedModelError(f"{name} permutes the axes of its result: do that with dask's")
     values = {value: arrays[int(value.source)] for value in ready.graph.inputs}
     values |= _cast(lowered.before, values)
     chunked = {
@@ -97,7 +93,7 @@ def infer(
             each: np.array(own[each]) for each in own if each in step.touched and each not in plain
         }
     result = lazily_forward(step, chunked, plain)
-    return result[:, 0] if reduce else result
+    return result[:, 0] if reduce else result.transpose(results[0].axes)
 
 
 def _check_blocks(model: Any, ready: Any) -> None:
@@ -128,15 +124,6 @@ def _check_blocks(model: Any, ready: Any) -> None:
             f"{name} changes {held} in forward, and blocks, each made when it is asked for, do "
             "not: leave that as it is in evaluation, or use ooc_cudnn.torch.infer"
         )
-
-
-def _labels(classes: int) -> str:
-    """The least type that has a number for each class.
-
-    >>> _labels(256), _labels(257)
-    ('uint8', 'uint16')
-    """
-    return next(each for each in ("uint8", "uint16", "int32") if classes <= np.iinfo(each).max + 1)
 
 
 def _cast(before: Sequence[Any], values: Mapping[Any, da.Array]) -> dict[Any, da.Array]:

@@ -187,3 +187,43 @@ def test_dropout_that_does_nothing_in_evaluation_is_no_draw(searches_are_shared)
     image = da.zeros((1, 3, 8, 8), chunks=(1, 3, 4, 8), dtype="float32")
     model = Own(lambda m, x: torch.nn.functional.dropout(m.norm(m.conv(x)), training=m.training))
     assert ooc.infer(model.eval(), image).shape == (1, 4, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "chunks"),
+    [(None, (1, 3, 4, 8)), ("argmax", (1, 3, 8, 8))],
+    ids=["maps", "labels"],
+)
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda y: torch.nn.functional.layer_norm(y, [8]),
+        lambda y: torch.nn.functional.layer_norm(y.permute(0, 2, 3, 1), [4]),
+        lambda y: y.permute(0, 3, 1, 2),
+    ],
+    ids=["normalized along rows", "channels last", "permuted"],
+)
+def test_axes_of_the_result_are_those_of_forward(end, reduce, chunks, searches_are_shared):
+    """They were refused, one of them as permuted by a model that permutes nothing."""
+    model, x = Own(lambda m, x: end(m.conv(x))).eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(x).argmax(1) if reduce else model(x)
+    made = ooc.infer(model, da.from_array(x.numpy(), chunks=chunks), reduce=reduce)
+    assert made.shape == tuple(expected.shape)
+    with dask.config.set(scheduler="synchronous"):
+        np.testing.assert_allclose(made.compute(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_labels_of_the_input(searches_are_shared):
+    """There was an IndexError."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 8, 8), "float32")
+    image = da.from_array(x, chunks=(1, 3, 4, 8))
+    made = ooc.infer(torch.nn.Identity(), image, reduce="argmax")
+    with dask.config.set(scheduler="synchronous"):
+        assert (made.compute() == x.argmax(1)).all()
+
+
+def test_labels_of_what_is_no_map_are_refused():
+    image = da.zeros((1, 3, 8, 8), chunks=(1, 3, 4, 8), dtype="float32")
+    with pytest.raises(TypeError, match="labels are made of one result, a map of scores"):
+        ooc.infer(Own(lambda m, x: m.count * 2).eval(), image, reduce="argmax")

@@ -32,6 +32,17 @@ class Stored(nn.Module):
         return self.net(x.float() / 255)
 
 
+class Does(nn.Module):
+    """One function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 class Two(nn.Module):
     """Two results."""
 
@@ -140,6 +151,39 @@ def test_labels_of_scores_that_are_cropped_last(convolves):
     assert torch.equal(labels.long(), expected)
     plan = ooc.plan_infer(model, x.shape, memory_limit="64KiB", reduce="argmax", machine="host")
     assert plan.device_bytes <= 2**16
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Identity(),
+        Does(lambda x: x.clone()),
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.LayerNorm([12])),
+        nn.Sequential(nn.Conv2d(3, 4, 1), Does(lambda x: x.permute(0, 3, 1, 2))),
+    ],
+    ids=["the input", "a copy of it", "normalized along rows", "permuted"],
+)
+def test_labels_of_scores_that_the_network_holds_otherwise(model):
+    """They were refused as no map of scores."""
+    x = torch.randn(2, 3, 10, 12)
+    with torch.no_grad():
+        expected = model.eval()(x).argmax(1)
+    labels = ooc.infer(model, x, memory_limit="256KiB", reduce="argmax")
+    assert torch.equal(labels.long(), expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: (x * 2, x * 3), "this model makes 2: return the scores alone"),
+        (lambda x: (x * 2).transpose(0, 1), "these scores have the images on axis 1"),
+        (lambda x: torch.ones(3), r"\(n, classes, \.\.\.\)$"),
+        (lambda x: torch.fft.ifft(torch.fft.fft(x)), "PyTorch makes this one"),
+    ],
+)
+def test_why_no_labels_are_made_of_a_result_is_said(function, why):
+    with pytest.raises(TypeError, match=rf"^labels are made of one result.*{why}"):
+        ooc.infer(Does(function).eval(), torch.randn(2, 3, 5, 4), reduce="argmax")
 
 
 def test_where_a_site_sees_the_whole_image_there_is_one_block():

@@ -77,6 +77,7 @@ class ReadyModel:
         larger: LargerPlans | None = None,
     ) -> None:
         memory_limit, statistics = options.memory_limit, options.statistics
+        graph = compute_scores(graph) if options.labels else graph
         self.graph, self._memory_limit, self._larger = graph, memory_limit, larger
         model = torch.nn.Module() if model is None else unwrap_ddp(model)
         #: Where results are to be: with the parameters, or else with the first argument.
@@ -87,7 +88,7 @@ class ReadyModel:
             for operation in self.graph.operations
         )
         self.lowered: LoweredGraph = lower_graph(
-            compute_scores(graph) if options.labels else graph,
+            graph,
             self.differentiable,
             training=training,
             strict=options.strict,
