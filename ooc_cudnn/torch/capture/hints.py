@@ -29,9 +29,8 @@ def hint(model: torch.nn.Module, why: str, tensors: Sequence[torch.Tensor]) -> s
     if is_of_dtypes(why):
         return _of_dtypes(model, why, tensors)
     channels = _channels(model)
-    if any(_has_channels_last(x, *channels) for x in tensors if channels):
-        return ". Channels are the second axis: give x.movedim(-1, 1), or numpy.moveaxis(x, -1, 1)"
-    return ""
+    found = (_of_axes(x, why, *channels) for x in tensors if channels)
+    return next(filter(None, found), "")
 
 
 def is_of_dtypes(why: str) -> bool:
@@ -62,5 +61,31 @@ def _channels(model: torch.nn.Module) -> tuple[int, int] | tuple[()]:
     return ()
 
 
-def _has_channels_last(x: torch.Tensor, channels: int, axes: int) -> bool:
-    return x.ndim == axes + 2 and x.shape[1] != channels and x.shape[-1] == channels
+def _of_axes(x: torch.Tensor, why: str, channels: int, axes: int) -> str:
+    """Where the axes of an image lie otherwise than (n, channels, spatial...), or lack: what to do.
+
+    >>> _of_axes(torch.ones(9, 9, 3), "expected input to have 3 channels", 3, 2)[-33:]
+    'or numpy.moveaxis(x, -1, 0)[None]'
+    """
+    of_channels, of_axes = "channels" in why, re.search(r"input to conv|got \dD input", why)
+    is_last = x.ndim > axes and x.shape[-1] == channels
+    if x.ndim == axes + 2 and is_last and x.shape[1] != channels:
+        return ". Channels are the second axis: give x.movedim(-1, 1), or numpy.moveaxis(x, -1, 1)"
+    if x.ndim == axes + 1 and is_last and x.shape[0] != channels and (of_channels or of_axes):
+        return (
+            ". Of one image, channels are the first axis: give x.movedim(-1, 0)[None], or "
+            "numpy.moveaxis(x, -1, 0)[None]"
+        )
+    if x.ndim == axes + 1 and channels == 1 and of_channels:
+        return ". Images of one channel have an axis for it, the second: give x[:, None]"
+    if x.ndim == axes + 1 and x.shape[0] == channels and of_axes:
+        return ". The first axis is that of images: give x[None]"
+    if x.ndim == axes and channels == 1 and of_axes:
+        return ". Images and channels have axes: give x[None, None]"
+    if x.ndim == axes and channels and of_axes:
+        sides = ", ".join(["-1"] * axes)
+        return (
+            f". The model takes {channels} channels, and here are none: for the same in each give "
+            f"x.expand(1, {channels}, {sides}), or numpy.stack([x] * {channels})[None]"
+        )
+    return ""
