@@ -16,8 +16,10 @@ from tests.torch.idioms.judge import (
     REFUSED,
     Door,
     Idiom,
+    Verdict,
     as_expected,
     by_dynamo,
+    counted,
     in_eager,
     judge,
     passes,
@@ -309,6 +311,25 @@ def test_a_refusal_in_time_passes_only_where_the_table_allows_it():
     assert verdict.kind == REFUSED
     assert not passes(EVERYTHING, verdict)
     assert passes(Idiom("the same", Everything, everything, REFUSED), verdict)
+
+
+def test_what_torchdynamo_makes_of_an_idiom_is_held_apart_from_what_the_library_must():
+    beyond = Idiom("beyond it", Everything, everything, beyond=DIFFERENT)
+    left_out = Idiom("left out", Everything, everything, REFUSED, "a reason")
+    kinds = (EQUAL, REFUSED, DIFFERENT)
+    assert [as_expected(beyond, Verdict(each)) for each in kinds] == [False, False, True]
+    assert [passes(beyond, Verdict(each)) for each in kinds] == [True, False, False]
+    assert [as_expected(left_out, Verdict(each)) for each in kinds] == [True, False, False]
+    assert [passes(left_out, Verdict(each)) for each in kinds] == [True, True, False]
+    said = counted([beyond, left_out, left_out])
+    assert said.startswith("2 may be refused though TorchDynamo captures them whole, 1 must be")
+
+
+def test_every_idiom_that_torchdynamo_sees_otherwise_is_marked_one_way():
+    for idiom in TABLE:
+        assert not idiom.though or (idiom.expected == REFUSED and not idiom.beyond), idiom.name
+        assert idiom.beyond in ("", REFUSED, DIFFERENT), idiom.name
+        assert not idiom.beyond or idiom.expected == EQUAL, idiom.name
 
 
 def test_what_a_hook_ignored_looks_like():

@@ -12,7 +12,14 @@ import torch
 import ooc_cudnn
 from tests.support import searches
 from tests.support.few_plans import compare_few
-from tests.torch.idioms.judge import as_expected, by_dynamo, passes, under_an_ample, under_the_least
+from tests.torch.idioms.judge import (
+    as_expected,
+    by_dynamo,
+    counted,
+    passes,
+    under_an_ample,
+    under_the_least,
+)
 from tests.torch.idioms.table import TABLE
 
 
@@ -49,7 +56,7 @@ def main():
                         flush=True,
                     )
             bad += wrong
-    print(f"{len(taken)} idioms, {bad} differ from what the table expects")
+    print(f"{len(taken)} idioms, {bad} differ from what the table expects; {counted(taken)}")
     return min(bad, 255)
 
 

@@ -8,7 +8,7 @@ import functools
 import torch
 from torch import nn
 
-from tests.torch.idioms.judge import EQUAL_SINCE_2_13, REFUSED, Idiom
+from tests.torch.idioms.judge import DIFFERENT, EQUAL_SINCE_2_13, REFUSED, Idiom
 from tests.torch.idioms.models import changed, conv, drawn, held, image, leaf, loss_of, model, train
 
 GAIN = 1.0
@@ -352,26 +352,31 @@ CASES = [
         "a note on self, before and behind a hook",
         model(noted_behind_a_hook, c=conv(), calls=held(0), last=held(None)),
         train,
+        beyond=DIFFERENT,
     ),
     Idiom(
         "a number on self that is read behind a hook",
         model(read_again_behind_a_hook, c=conv(), calls=held(1)),
         train,
+        beyond=DIFFERENT,
     ),
     Idiom(
         "a block with a hook that is used twice, and counts",
         model(shared_block_with_a_hook, c=conv(padding=1), calls=held(0), aux=held(None)),
         train,
+        beyond=REFUSED,
     ),
     Idiom(
         "an object that is written before and behind a hook",
         model(object_behind_a_hook, c=conv(), box=Box),
         train,
+        beyond=REFUSED,
     ),
     Idiom(
         "a layer set to eval and back around a hook",
         model(training_behind_a_hook, c=conv()),
         train,
+        beyond=DIFFERENT,
     ),
     Idiom("a loss kept on self, a number before", model(aux, c=conv(), aux=held(0.0)), with_aux),
     Idiom(
@@ -420,6 +425,7 @@ CASES = [
             f"a name that forward makes in {of}, by {name}",
             model(counted_by(where, known), c=conv(), item=Holder),
             lambda run: train(run, calls=3),
+            beyond=DIFFERENT,
         )
         for of, where in {"a module": lambda s: s, "an object": lambda s: s.item}.items()
         for name, known in KNOWN.items()

@@ -76,7 +76,6 @@ class Scaled(torch.autograd.Function):
 
 
 #: Why vmap calls no function.
-RULES = "TorchDynamo passes over its backward and its rule"
 
 
 #: Why what backward reads of a module may not change.
@@ -587,13 +586,17 @@ CASES = [
         REFUSED,
         though=DRAWN,
     ),
-    of_conv("Function: reads numbers of its class", lambda y, x: Scaled.apply(y)),
-    Idiom("vmap: a layer by itself", model(lambda s, x: torch.vmap(s.c)(x), c=conv()), train),
+    of_conv("Function: reads numbers of its class", lambda y, x: Scaled.apply(y), beyond=REFUSED),
+    Idiom(
+        "vmap: a layer by itself",
+        model(lambda s, x: torch.vmap(s.c)(x), c=conv()),
+        train,
+        beyond=REFUSED,
+    ),
     of_conv(
         "vmap: a Function whose rule is made of it",
         lambda y, x: torch.vmap(lambda z: ByARule.apply(z))(y),
         REFUSED,
-        though=RULES,
     ),
     of_conv(
         "vmap: a Function whose rule is made of it, without gradients",
@@ -605,14 +608,12 @@ CASES = [
         lambda y, x: torch.vmap(lambda z: ByItsRule.apply(z))(y),
         REFUSED,
         steps=infer,
-        though=RULES,
     ),
     of_conv(
         "vmap: a derivative of a Function, without gradients",
         lambda y, x: torch.vmap(torch.func.grad(lambda z: ByARule.apply(z).sum()))(y),
         REFUSED,
         steps=infer,
-        though=RULES,
     ),
     of_conv("Function: draws random numbers", lambda y, x: Masked.apply(y), REFUSED, though=DRAWN),
     Idiom(

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.torch.idioms.judge import OWN_WARNING, REFUSED, Idiom
+from tests.torch.idioms.judge import DIFFERENT, OWN_WARNING, REFUSED, Idiom
 from tests.torch.idioms.models import (
     changed,
     conv,
@@ -376,8 +376,13 @@ CASES = [
     Idiom("recursion", model(recursion, parts=several), train),
     of_conv("a walrus", walrus),
     of_conv("with-statements", with_statements),
-    Idiom("ranges spread over arguments", model(spread_range, c=conv()), train),
-    Idiom("a range spread over parameters", model(spread_to_parameters, c=conv()), train),
+    Idiom("ranges spread over arguments", model(spread_range, c=conv()), train, beyond=REFUSED),
+    Idiom(
+        "a range spread over parameters",
+        model(spread_to_parameters, c=conv()),
+        train,
+        beyond=DIFFERENT,
+    ),
     Idiom("map and filter of a list that changes", model(mapped_late, c=conv()), train),
     Idiom("getattr by an f-string of shapes", model(by_fstring, of_4_6=conv()), train),
     of_conv("functools and itertools", tools),

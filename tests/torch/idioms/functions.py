@@ -442,13 +442,18 @@ CASES = [
         model(lambda s, x: Largest.apply(s.c(x)), c=conv()),
         train,
     ),
-    of_conv("Function: its one result has no gradient", lambda y, x: y * Rounded.apply(y)),
+    of_conv(
+        "Function: its one result has no gradient",
+        lambda y, x: y * Rounded.apply(y),
+        beyond=REFUSED,
+    ),
     of_conv(
         "Function: its one result is places, and an output",
         lambda y, x: (
             places := Rounded.apply(y, lambda y: y.argmax(1, keepdim=True)),
             y.gather(1, places) * Rounded.apply(Rounded.apply(y)),
         ),
+        beyond=REFUSED,
     ),
     of_conv("Function: returns a list", lambda y, x: InAList.apply(y)[0] + y, REFUSED),
     of_conv(

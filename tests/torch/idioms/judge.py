@@ -56,9 +56,11 @@ class Idiom:
         What is done with it, given a `Run`.
     expected : str
         EQUAL if TorchDynamo captures it whole (``fullgraph=True``, torch 2.13) and computes what
-        eager does. REFUSED if not: then a refusal passes, too.
+        eager does, or if it is `beyond` that. REFUSED if not: then a refusal passes, too.
     though : str
-        Why it may be refused though TorchDynamo captures it whole.
+        Why it may be refused though TorchDynamo captures it whole and computes what eager does.
+    beyond : str
+        REFUSED or DIFFERENT: what TorchDynamo makes of it, though it must be EQUAL under a limit.
     computed_in : dtype, optional
         In which some of it is computed, where outputs have a finer one: they are off by its.
     """
@@ -68,6 +70,7 @@ class Idiom:
     steps: Callable[[Run], None]
     expected: str = EQUAL
     though: str = ""
+    beyond: str = ""
     computed_in: torch.dtype | None = None
 
 
@@ -295,9 +298,21 @@ def passes(idiom, verdict):
 
 def as_expected(idiom, by_dynamo):
     """Whether TorchDynamo's verdict is what the table says of it."""
+    if idiom.beyond:
+        return idiom.expected == EQUAL and by_dynamo.kind == idiom.beyond
     if idiom.though:
         return idiom.expected == REFUSED and by_dynamo.kind == EQUAL
     return (by_dynamo.kind == EQUAL) == (idiom.expected == EQUAL)
+
+
+def counted(idioms):
+    """How many idioms are on either side of what TorchDynamo captures, in a sentence."""
+    refused = sum(bool(idiom.though) for idiom in idioms)
+    beyond = sum(bool(idiom.beyond) for idiom in idioms)
+    return (
+        f"{refused} may be refused though TorchDynamo captures them whole, {beyond} must be equal "
+        "though it does not"
+    )
 
 
 def under(idiom, memory_limit):

@@ -143,7 +143,7 @@ def of(way, what, put, read, change):
 CASES = [
     *(of(way, name, *how) for way in WAYS for name, how in READ.items()),
     *(
-        Idiom(f"{way} reads {name}", made(way, put, read), train, REFUSED)
+        Idiom(f"{way} reads {name}", made(way, put, read), train)
         for way in WAYS
         for name, (put, read, _) in READ.items()
     ),

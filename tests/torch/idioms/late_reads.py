@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.torch.idioms.judge import EQUAL, REFUSED, Idiom
+from tests.torch.idioms.judge import DIFFERENT, EQUAL, REFUSED, Idiom
 from tests.torch.idioms.models import conv, image, leaf, loss_of, model, train
 
 FACTOR = 1.0
@@ -263,13 +263,13 @@ def changed_between(change):
     return steps
 
 
-def replaced_between(way, read, replace):
+def replaced_between(way, read, replace, though=""):
     return Idiom(
         f"{way} reads what is replaced between forward and backward: {name_of(read)}",
         holding(lambda s, x: WAYS[way](s.c(x), lambda: read(s))),
         changed_between(replace),
         REFUSED,
-        "TorchDynamo traces it with forward",
+        though,
     )
 
 
@@ -521,11 +521,13 @@ def an_argument_of_a_checkpoint(s, x):
     return made
 
 
+BY_DATA = "a number that depends on data"
+
 CASES = [
     *(
-        replaced_between(way, *pair)
+        replaced_between(way, *pair, "a plan has it as forward left it" * (kind == "an array"))
         for way in ("a hook", "a checkpoint")
-        for pair in (REPLACED | READ_OTHERWISE).values()
+        for kind, pair in (REPLACED | READ_OTHERWISE).items()
     ),
     replaced_between("Function", *REPLACED["a buffer"]),
     replaced_between("a reentrant checkpoint", *REPLACED["a number"]),
@@ -535,13 +537,19 @@ CASES = [
             f"{way} asks for autocast, and backward runs outside of its block",
             holding(number_of(way, asks_for_autocast)),
             with_autocast,
-            REFUSED,
+            EQUAL if "checkpoint" in way else REFUSED,
             computed_in=torch.bfloat16,
         )
         for way in WAYS
     ),
     *(
-        Idiom(f"{way} makes a number of {kind}", holding(number_of(way, read)), train, REFUSED)
+        Idiom(
+            f"{way} makes a number of {kind}",
+            holding(number_of(way, read)),
+            train,
+            REFUSED,
+            BY_DATA,
+        )
         for way in WAYS
         for kind, read in {
             "a buffer": lambda s: float(s.n),
@@ -598,34 +606,29 @@ CASES = [
         }.items()
     ),
     *(
-        Idiom(name, holding(f), trained, expected)
-        for name, (f, expected) in {
-            "a hook of the input reads a buffer that is replaced": (of_the_input, EQUAL),
-            "a hook asks whether gradients are followed": (by_grad_mode, EQUAL),
-            "a hook has the variable of a loop as a default": (bound_variables_of_loops, EQUAL),
-            "a Function reads a buffer, and forward replaces all else": (
-                others_behind_a_function,
-                EQUAL,
-            ),
+        Idiom(name, holding(f), trained)
+        for name, f in {
+            "a hook of the input reads a buffer that is replaced": of_the_input,
+            "a hook has the variable of a loop as a default": bound_variables_of_loops,
+            "a Function reads a buffer, and forward replaces all else": others_behind_a_function,
             "a checkpoint reads a buffer, and forward replaces all else": (
-                others_behind_a_checkpoint,
-                EQUAL,
+                others_behind_a_checkpoint
             ),
-            "a hook reads what forward sets to what it was": (the_same_again, EQUAL),
-            "a hook reads a tensor that is hooked later": (a_tensor_hooked_later, EQUAL),
-            "a Function saves a tensor that is hooked later": (
-                a_saved_tensor_hooked_later,
-                EQUAL,
-            ),
-            "a checkpoint reads what was changed in place": (in_place_before_a_checkpoint, EQUAL),
-            "a checkpoint reads a buffer, and another changes": (
-                in_place_beside_a_checkpoint,
-                EQUAL,
-            ),
-            "a hook reads its own tensor": (its_own_tensor, EQUAL),
-            "a hook reads a local, whose buffer forward replaces": (in_a_local, EQUAL),
-            "a Function keeps a buffer, which forward replaces": (kept_in_forward, EQUAL),
-            "a checkpoint has a buffer as its argument": (an_argument_of_a_checkpoint, EQUAL),
+            "a hook reads what forward sets to what it was": the_same_again,
+            "a hook reads a tensor that is hooked later": a_tensor_hooked_later,
+            "a Function saves a tensor that is hooked later": a_saved_tensor_hooked_later,
+            "a checkpoint reads what was changed in place": in_place_before_a_checkpoint,
+            "a checkpoint reads a buffer, and another changes": in_place_beside_a_checkpoint,
+            "a hook reads its own tensor": its_own_tensor,
+            "a hook reads a local, whose buffer forward replaces": in_a_local,
+            "a Function keeps a buffer, which forward replaces": kept_in_forward,
+            "a checkpoint has a buffer as its argument": an_argument_of_a_checkpoint,
         }.items()
+    ),
+    Idiom(
+        "a hook asks whether gradients are followed",
+        holding(by_grad_mode),
+        trained,
+        beyond=DIFFERENT,
     ),
 ]

@@ -239,6 +239,7 @@ CASES = [
         lambda s, x: (lambda y, z: s.d(y) + z.sum())(*WithNone.apply(s.c(x))),
         train,
         REFUSED,
+        "networks hold none",
     ),
     of("in a loop", in_a_loop),
     of("with hooks", with_hooks),

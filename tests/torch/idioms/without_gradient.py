@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.torch.idioms.functions import StraightThrough
-from tests.torch.idioms.judge import Idiom
+from tests.torch.idioms.judge import DIFFERENT, Idiom
 from tests.torch.idioms.models import conv, drawn, image, in_parts, leaf, loss_of, model, train
 from tests.torch.idioms.several_results import Clipped, Plus, split
 
@@ -86,10 +86,10 @@ def of_a_function(run):
         run.note(other.grad)
 
 
-def of(name, f, steps=train):
+def of(name, f, steps=train, **how):
     parts = {each: conv(padding=1) for each in ("c", "d", "e")}
     parts |= {each: (lambda: nn.Parameter(drawn(4, 1, 1, seed=5))) for each in ("w", "v")}
-    return Idiom(f"None for what is made: {name}", model(f, **parts), steps)
+    return Idiom(f"None for what is made: {name}", model(f, **parts), steps, **how)
 
 
 CASES = [
@@ -127,6 +127,7 @@ CASES = [
     of(
         "by a reentrant checkpoint",
         beside(lambda s, x: within(torch.relu, s, x, use_reentrant=True)),
+        beyond=DIFFERENT,
     ),
     of("by a checkpoint", beside(lambda s, x: within(torch.relu, s, x, use_reentrant=False))),
     of(
