@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
+from ooc_cudnn.devices import get_device
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.torch.capture import backend
 from ooc_cudnn.torch.capture.backend import handle_call, job_of, ooc_cudnn_backend
@@ -303,3 +304,38 @@ def test_options_are_those_of_limit():
     model = ooc.limit(nn.Conv2d(3, 2, 1), "1MiB", strict=True, statistics="global", scale=0.5)
     assert model.forward.options == options
     assert hash(options) == hash(model.forward.options)
+
+
+class InThreeGraphs(nn.Module):
+    """Three parts, and a break of the graph between each two."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()) for _ in range(9)]
+        self.parts = nn.ModuleList(nn.Sequential(*layers[at : at + 3]) for at in (0, 3, 6))
+
+    def forward(self, x):
+        y = self.parts[0](x)
+        torch._dynamo.graph_break()
+        y = self.parts[1](y)
+        torch._dynamo.graph_break()
+        return self.parts[2](y)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_graphs_together_take_no_more_than_the_limit_of_one(ready):
+    """What one keeps for backward leaves the device where the next wants the memory."""
+    torch.manual_seed(0)
+    model, x, arena = InThreeGraphs(), torch.randn(8, 8, 32, 32), get_device("host").arena
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=ooc_cudnn_backend, options=LIMIT)
+    arena.reset_peak()
+    for _ in range(2):
+        for each in (compiled, eager):
+            each(x).square().sum().backward()
+    taken = [each.plan.device_bytes for each in ready]
+    assert len(taken) == 3
+    assert max(taken) <= 2**20 < sum(taken)
+    assert max(taken) / 2 < arena.peak_bytes <= 2**20
+    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+        close(one.grad, other.grad, "gradient", tolerance=1e-4)

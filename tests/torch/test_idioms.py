@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import io
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -323,6 +325,12 @@ def test_what_torchdynamo_makes_of_an_idiom_is_held_apart_from_what_the_library_
     assert [passes(left_out, Verdict(each)) for each in kinds] == [True, True, False]
     said = counted([beyond, left_out, left_out])
     assert said.startswith("2 may be refused though TorchDynamo captures them whole, 1 must be")
+
+
+def test_the_page_says_how_many_there_are():
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    (said,) = re.findall(r"^\| idioms \| more than (\d+) things", page, re.MULTILINE)
+    assert int(said) == (len(TABLE) - 1) // 100 * 100
 
 
 def test_every_idiom_that_torchdynamo_sees_otherwise_is_marked_one_way():
