@@ -1,4 +1,7 @@
-"""A few hundred drawn calls, and as many modules of PyTorch, on the host device.
+"""Drawn calls, and drawn modules of PyTorch, on the host device.
+
+`make test`, which CI runs, draws 5 calls of one function in three, and 15 modules: one test of
+20. `make test-all` draws 15 calls of every function, and 300 modules.
 
 More: `make fuzz ARGS="--count 5000"`, and with `--modules`.
 """
@@ -15,7 +18,7 @@ from tests.fuzz.cases import DRAWERS, draw_case
 from tests.fuzz.draw_module import draw_module
 from tests.fuzz.modules import reproduction, run_module
 from tests.fuzz.runner import run
-from tests.support.sampling import number
+from tests.support.sampling import ALIKE, number
 
 #: Cases of each test, so that all of them take less than a minute on two cores.
 CASES = number(5, of=15)
@@ -56,6 +59,13 @@ def test_drawn_modules(first):
             if len(wrong) == 1:
                 wrong.append(reproduction(program, verdict))
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_of_these_tests_says_how_many_modules_are_drawn():
+    one_in, *others = ALIKE["fuzz/test_fuzz.py::test_drawn_modules"]
+    few = MODULES * (-(-OF_THEM // one_in) + len(others))
+    assert f" {few} modules: " in __doc__
+    assert f" {MODULES * OF_THEM} modules." in __doc__
 
 
 def test_every_function_is_drawn():
