@@ -38,7 +38,7 @@ ALIKE = {
     "functions/test_nonfinite.py::test_cuts_change_nothing": (
         11, "average_exclude_padding backward: 2d"
     ),
-    "fuzz/test_fuzz.py::test_drawn_modules": (20,),
+    "fuzz/test_fuzz.py::test_drawn_modules": (1,),  # all: they find what nothing else does
     "network/test_attention.py::test_packed_steps_under_falling_limits": (2,),
     "network/test_attention.py::test_steps_under_falling_limits": (2,),
     "network/test_steps.py::test_with_exactly_the_least_memory": (3,),
