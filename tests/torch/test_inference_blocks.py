@@ -198,6 +198,17 @@ def test_nearest_rows_of_blocks_of_any_size(factor, infer_in):
         close(found, model(x), "result", tolerance=1e-12)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("cuts", [[(), (1,)], [(1,), (1,)], [(), (3,)], [(1, 2), (1, 2, 3)]])
+def test_smoothed_blocks_one_element_wide(mode, cuts, infer_in):
+    """Of a result that is no wider PyTorch itself smooths the rows wrongly, on the host."""
+    smoothed = Of(lambda x: F.interpolate(x, scale_factor=0.5, mode=mode, antialias=True))
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), smoothed).eval().double()
+    x = torch.randn(1, 2, 6, 8, dtype=torch.float64)
+    with torch.no_grad():
+        close(infer_in(model, x, cuts), model(x), mode, tolerance=1e-12)
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_needs_whole_images_is_told(name, infer_in):
     model = around(name, torch.float64)
