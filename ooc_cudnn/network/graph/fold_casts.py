@@ -87,7 +87,7 @@ def _has_slope_of_rounded(activation: Activation, dtype: str) -> bool:
     """True if a gradient that makes y again, and rounds it, finds the slope that y had before.
 
     Where y never tells the slope kernels take it of x, in float32. Else y must tell no more than
-    its sign, and keep that: it does in bfloat16, whose range is that of float32.
+    its sign, and keep that: it does in bfloat16, whose normal numbers are as small as float32's.
     """
     mode, coef = activation.mode, activation.coef
     if MODES[mode].needs_x:

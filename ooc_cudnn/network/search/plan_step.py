@@ -13,7 +13,7 @@ from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.external_memory import reserve_external_memory
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.passes.batch_slices import slice_batch
-from ooc_cudnn.network.passes.copy_skip_connections import copy_skip_connections
+from ooc_cudnn.network.passes.copy_skip_connections import copy_skip_connections, skipped_over
 from ooc_cudnn.network.passes.fuse_chains import fuse_chains
 from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.search.candidate import Candidate, lower_and_replay
@@ -169,6 +169,11 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
     again = frozenset(plan.rematerialized)
     step, constraints = reserve_external_memory(step, constraints, plan.on_host)
     step = canonicalize(step, plan.taken if plan.taken in VDNN else plan.policy)
+    if strangers := set(plan.copied_skips) - set(skipped_over(step)):
+        raise ValueError(
+            f"the plan is of another network: it copies into {min(map(str, strangers))}, which is "
+            "no concatenation with a skip connection here"
+        )
     step = copy_skip_connections(step, plan.copied_skips)
     if plan.apart:
         step = take_concatenations_apart(step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -119,6 +121,15 @@ def test_a_plan_with_copies_is_stored_and_computes_what_keeping_all_does():
         expected = np.asarray(each)
         atol = 1e-11 * np.abs(expected).max()
         np.testing.assert_allclose(step.gradients[name], expected, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["stranger", "x", 1])
+def test_a_plan_that_copies_into_what_is_no_such_concatenation_is_refused(name):
+    net, loss = unet()
+    plan = replace(net.plan(loss, memory_limit="16MiB"), copied_skips=(name,))
+    given = {each: np.zeros(SHAPE) for each in ("x", "target")}
+    with pytest.raises(ValueError, match=f"of another network: it copies into {name}"):
+        net.training_step(loss, plan=NetworkPlan.from_json(plan.to_json()))(**given)
 
 
 def test_what_lives_as_long_is_made_in_its_place():
