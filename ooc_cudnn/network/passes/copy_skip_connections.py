@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor, extents, whole_region
-from ooc_cudnn.operations.core.call import Region
+from ooc_cudnn.network.ir.tensor import Tensor, channels_of, extents, whole_region
 from ooc_cudnn.operations.core.ranges import Range
 
 
@@ -30,9 +29,9 @@ def copy_skip_connections(step: Step, joined: Iterable[str]) -> Step:
     Parameters
     ----------
     step : Step
-        As autodiff makes it.
+        Before what shares memory in it: gradients are not summed in place yet.
     joined : iterable of str
-        The concatenations that may be.
+        Names of the concatenations.
     """
     copies = _Copies(step)
     for name in joined:
@@ -66,7 +65,7 @@ def _accesses(step: Step, joined: str) -> _Accesses:
                 continue
             if region == whole:
                 found.whole.append(at)
-            elif len(shape) > 1 and (*region[:1], *region[2:]) == (*whole[:1], *whole[2:]):
+            elif len(shape) > 1 and region == channels_of(shape, region[1]):
                 found.parts[region[1]].append(at)
             else:
                 found.is_simple = False
@@ -96,15 +95,10 @@ def _skips(step: Step, joined: str) -> list[Range]:
 
 def _view(tensors: Mapping[str, Tensor], joined: str, channels: Range) -> str:
     """The name of the tensor that is these channels, in their shape; empty if there is none."""
-    region = _region(tensors[joined], channels)
+    region = channels_of(tensors[joined].shape, channels)
     shape = extents(region)
     found = (n for n, t in tensors.items() if (t.of, t.region, t.shape) == (joined, region, shape))
     return next(found, "")
-
-
-def _region(joined: Tensor, channels: Range) -> Region:
-    whole = whole_region(joined.shape)
-    return (whole[0], channels, *whole[2:])
 
 
 class _Copies:
@@ -139,7 +133,7 @@ class _Copies:
     def _taken_out(self, joined: str, channels: Range) -> tuple[str, str]:
         """Make a part a tensor; return its name, and that of a view of where it was."""
         part = _view(self.tensors, joined, channels)
-        region = _region(self.tensors[joined], channels)
+        region = channels_of(self.tensors[joined].shape, channels)
         place, within = f"{part} in {joined}", whole_region(extents(region))
         self.tensors[place] = replace(self.tensors[part], name=place)
         for name, tensor in self.tensors.items():

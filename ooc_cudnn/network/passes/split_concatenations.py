@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor, extents, whole_region
+from ooc_cudnn.network.ir.tensor import Tensor, channels_of, extents, whole_region
 from ooc_cudnn.operations.chain.chain import Chain
 from ooc_cudnn.operations.convolution.data_gradient import DataGradientCall
 from ooc_cudnn.operations.convolution.filter_gradient import FilterGradientCall
@@ -51,7 +51,7 @@ def _parts(step: Step, joined: str) -> tuple[Range, ...]:
                 if reshaped or not _may_be_summed(phase) or _JOINED[type(phase.call)] != operand:
                     return ()
                 continue
-            if (*region[:1], *region[2:]) != (*whole_region(shape)[:1], *whole_region(shape)[2:]):
+            if region != channels_of(shape, region[1]):
                 return ()
             ranges.add(region[1])
     ends = [(0, 0), *sorted(ranges), (shape[1], shape[1])]

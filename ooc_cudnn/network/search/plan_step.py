@@ -169,12 +169,13 @@ def plan_again(step: Step, plan: NetworkPlan, constraints: PlanConstraints) -> L
     again = frozenset(plan.rematerialized)
     step, constraints = reserve_external_memory(step, constraints, plan.on_host)
     step = canonicalize(step, plan.taken if plan.taken in VDNN else plan.policy)
-    if strangers := set(plan.copied_skips) - set(skipped_over(step)):
-        raise ValueError(
-            f"the plan is of another network: it copies into {min(map(str, strangers))}, which is "
-            "no concatenation with a skip connection here"
-        )
-    step = copy_skip_connections(step, plan.copied_skips)
+    if plan.copied_skips:
+        if strangers := set(plan.copied_skips) - set(skipped_over(step)):
+            raise ValueError(
+                f"the plan is of another network: it copies into {min(map(str, strangers))}, which "
+                "is no concatenation with a skip connection here"
+            )
+        step = copy_skip_connections(step, plan.copied_skips)
     if plan.apart:
         step = take_concatenations_apart(step)
     anew = frozenset(plan.anew) if plan.apart else None
