@@ -17,6 +17,9 @@
 // and not between the two sums. As K is one of the N elements, (K - mean)^2 <= N * variance, so no
 // data lose more than the digits of N, and ordinary data lose none.
 //
+// In half precision MOMENTS and PRODUCTS add four terms in float32 before each is widened
+// (channel_sums.cuh): there a product that overflows float32 is infinite.
+//
 // Memory traffic: x, and dy where a kind has it, is read once. What the blocks leave is a few sums a
 // channel.
 // It reaches
@@ -43,6 +46,21 @@ __device__ inline double first_of(const T *x, long long channel, long long chann
     return isfinite(first) ? first : 0.0;
 }
 
+// Adds what an element has to say: S is double, or the type of a run.
+template <int KIND, typename S, int SUMS>
+__device__ inline void add_term(S (&sums)[SUMS], S value, S factor, S center) {
+    if constexpr (KIND == TOTAL) {
+        sums[0] += value;
+    } else if constexpr (IS_TOTAL<KIND>) {
+        if (KIND == NEGATIVE && factor > 0) return;  // 0, whatever the other is
+        sums[0] = fma(value, factor, sums[0]);
+    } else {
+        const S difference = value - center, weight = KIND == PRODUCTS ? factor : difference;
+        sums[0] += weight;
+        sums[1] = fma(weight, difference, sums[1]);
+    }
+}
+
 template <typename T, int KIND, int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS>
 __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
     GroupWalk<2> walk, const T *x, const T *dy, const Arithmetic<T> *mean, double *partial,
@@ -53,49 +71,57 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
     dy += blockIdx.y * images.dy;
     partial += blockIdx.y * images.partial;
     constexpr int PARALLEL = COLUMNS ? COUNT : 2;  // two chains of additions are in flight at least
+    // A run is of elements of one column that follow each other down the rows, or along a row.
+    constexpr int OUTER = COLUMNS ? COUNT : UNROLL, INNER = COLUMNS ? UNROLL : COUNT;
+    using Run = RunOf<T, IS_TOTAL<KIND>>;
+    constexpr int LENGTH = Run::LENGTH < INNER ? Run::LENGTH : INNER;
 
     for (long long item = blockIdx.x; item < walk.groups * walk.parts; item += gridDim.x) {
         const long long part = divided(item, walk.groups), group = item - part * walk.groups;
         const long long first_column = COLUMNS ? group * blockDim.x * COUNT : 0;
 
-        double center[COLUMNS ? COUNT : 1] = {};  // widened once, and not for every element
+        // Widened once, and not for every element.
+        typename Run::type center[COLUMNS ? COUNT : 1] = {};
         if constexpr (!IS_TOTAL<KIND>) {
 #pragma unroll
             for (int i = 0; i < (COLUMNS ? COUNT : 1); ++i) {
                 const long long column = first_column + threadIdx.x * COUNT + i;
                 if (COLUMNS && column >= walk.size.inner) continue;
-                const long long channel = COLUMNS ? column % channels : group;
+                const long long channel = COLUMNS ? remainder_of(column, channels) : group;
                 center[i] = KIND == PRODUCTS ? mean[channel] : first_of(x, channel, channel_stride);
             }
         }
 
-        double sums[SUMS][PARALLEL] = {};
+        double sums[PARALLEL][SUMS] = {};
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
-            const GroupTile<2, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
-            Pack<T, COUNT> values[UNROLL], gradients[READS_DY ? UNROLL : 1];
-            at.load(values, x, 0);
-            if constexpr (READS_DY) at.load(gradients, dy, 1);
+            visit_tile<COUNT, UNROLL, UNROLL_ROWS, COLUMNS>(walk, group, tile, [&](const auto &at) {
+                Pack<T, COUNT> values[UNROLL], gradients[READS_DY ? UNROLL : 1];
+                at.load(values, x, 0);
+                if constexpr (READS_DY) at.load(gradients, dy, 1);
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
+                for (int outer = 0; outer < OUTER; ++outer)
 #pragma unroll
-                for (int i = 0; i < COUNT; ++i) {
-                    if (!at.has(u, i)) continue;
-                    const int chain = COLUMNS ? i : (u * COUNT + i) % 2;
-                    const double value = widen(values[u].element[i]);
-                    if constexpr (KIND == TOTAL) {
-                        sums[0][chain] += value;
-                    } else if constexpr (IS_TOTAL<KIND>) {
-                        const double factor = widen(gradients[u].element[i]);
-                        if (KIND == NEGATIVE && factor > 0) continue;  // 0, whatever the other is
-                        sums[0][chain] = fma(value, factor, sums[0][chain]);
-                    } else {
-                        const double difference = value - center[COLUMNS ? i : 0];
-                        double weight = difference;
-                        if constexpr (KIND == PRODUCTS) weight = widen(gradients[u].element[i]);
-                        sums[0][chain] += weight;
-                        sums[1][chain] = fma(weight, difference, sums[1][chain]);
+                    for (int first = 0; first < INNER; first += LENGTH) {
+                        const int chain = COLUMNS ? outer : (outer * INNER + first) / LENGTH % 2;
+                        typename Run::type run[SUMS] = {};
+#pragma unroll
+                        for (int inner = first; inner < first + LENGTH; ++inner) {
+                            const int u = COLUMNS ? inner : outer, i = COLUMNS ? outer : inner;
+                            if (!at.has(u, i)) continue;
+                            const typename Run::type value = widen(values[u].element[i]);
+                            const typename Run::type factor =
+                                READS_DY ? widen(gradients[READS_DY ? u : 0].element[i]) : value;
+                            const auto middle = center[COLUMNS ? i : 0];
+                            if constexpr (LENGTH == 1)
+                                add_term<KIND, double>(sums[chain], value, factor, middle);
+                            else
+                                add_term<KIND>(run, value, factor, middle);
+                        }
+                        if constexpr (LENGTH > 1)
+#pragma unroll
+                            for (int s = 0; s < SUMS; ++s) sums[chain][s] += run[s];
                     }
-                }
+            });
         }
 
         leave_partials<COUNT, COLUMNS>(walk, sums, part, group, channels, partial);

@@ -19,6 +19,9 @@ __device__ inline long long divided(long long a, long long b) {
     if (((a | b) >> 32) == 0) return (unsigned)a / (unsigned)b;
     return (unsigned long long)a / (unsigned long long)b;
 }
+__device__ inline long long remainder_of(long long a, long long b) {
+    return a < b ? a : a - divided(a, b) * b;
+}
 
 template <int OPERANDS>
 struct GroupWalk {
@@ -72,8 +75,66 @@ struct GroupTile {
             packs[u] = load_pack<COUNT>(source + offset[operand][u], available[u]);
     }
 
+    // To where operand 0 has it.
+    template <typename Element>
+    __device__ void store(Element *destination, const Pack<Element, COUNT> &pack, int u) const {
+        if (available[u] > 0) store_pack<COUNT>(destination + offset[0][u], pack, available[u]);
+    }
+
     __device__ bool has(int u, int i) const { return i < available[u]; }
 };
+
+// The same of a tile that lies inside, as nearly all do: a pack is as far from the next as any other,
+// and nothing is asked of an element.
+template <int OPERANDS, int COUNT, int UNROLL>
+struct WholeTile {
+    long long start[OPERANDS], step[OPERANDS];
+
+    template <typename Element>
+    __device__ void load(
+        Pack<Element, COUNT> (&packs)[UNROLL], const Element *source, int operand) const {
+        source += start[operand];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            packs[u] = load_pack<COUNT>(source + u * step[operand], COUNT);
+    }
+
+    template <typename Element>
+    __device__ void store(Element *destination, const Pack<Element, COUNT> &pack, int u) const {
+        store_pack<COUNT>(destination + start[0] + u * step[0], pack, COUNT);
+    }
+
+    __device__ constexpr bool has(int, int) const { return true; }
+};
+
+// Calls `visit` with a thread's part of a tile.
+template <int COUNT, int UNROLL, bool UNROLL_ROWS, bool COLUMNS, int OPERANDS, typename Visit>
+__device__ inline void visit_tile(
+    const GroupWalk<OPERANDS> &walk, long long group, long long tile, Visit visit) {
+    const bool one = COLUMNS || walk.column_tiles == 1;
+    const long long row_tile = one ? tile : divided(tile, walk.column_tiles);
+    const long long column_tile = COLUMNS ? group : tile - row_tile * walk.column_tiles;
+    const long long row = row_tile * blockDim.y * (UNROLL_ROWS ? UNROLL : 1) + threadIdx.y;
+    const long long column =
+        (column_tile * blockDim.x * (UNROLL_ROWS ? 1 : UNROLL) + threadIdx.x) * COUNT;
+    const int rows = UNROLL_ROWS ? (UNROLL - 1) * blockDim.y : 0;
+    const int columns = UNROLL_ROWS ? 0 : (UNROLL - 1) * blockDim.x * COUNT;
+    // The last row may be a short one.
+    if (walk.size.outer == 1 && row + rows < walk.size.middle - 1 &&
+        column + columns + COUNT <= walk.size.inner) {
+        WholeTile<OPERANDS, COUNT, UNROLL> whole;
+#pragma unroll
+        for (int o = 0; o < OPERANDS; ++o) {
+            whole.start[o] = (COLUMNS ? 0 : group * walk.group_stride[o]) +
+                             row * walk.stride[o].middle + column * walk.stride[o].inner;
+            whole.step[o] = UNROLL_ROWS ? blockDim.y * walk.stride[o].middle
+                                        : blockDim.x * COUNT * walk.stride[o].inner;
+        }
+        visit(whole);
+    } else {
+        visit(GroupTile<OPERANDS, COUNT, UNROLL, UNROLL_ROWS, COLUMNS>(walk, group, tile));
+    }
+}
 
 // Joins the states of `height` threads `width` places apart, in a tree that depends on nothing but
 // these numbers; each of them gets the result. All threads of the block call it.

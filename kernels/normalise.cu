@@ -26,7 +26,7 @@ __device__ inline long long channel_at(
     const GroupWalk<OPERANDS> &walk, long long group, int i, long long channels) {
     if (!COLUMNS) return group;
     const long long column = (group * blockDim.x + threadIdx.x) * COUNT + i;
-    return column < walk.size.inner ? column % channels : -1;
+    return column < walk.size.inner ? remainder_of(column, channels) : -1;
 }
 
 // SPREAD_IS_VARIANCE: `spread` is the variance and not yet the inverse deviation.
@@ -54,23 +54,23 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise(
         }
 
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
-            const GroupTile<3, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
-            Pack<T, COUNT> values[UNROLL], addends[HAS_ADDEND ? UNROLL : 1];
-            at.load(values, x, 1);
-            if constexpr (HAS_ADDEND) at.load(addends, z, 2);
+            visit_tile<COUNT, UNROLL, UNROLL_ROWS, COLUMNS>(walk, group, tile, [&](const auto &at) {
+                Pack<T, COUNT> values[UNROLL], addends[HAS_ADDEND ? UNROLL : 1];
+                at.load(values, x, 1);
+                if constexpr (HAS_ADDEND) at.load(addends, z, 2);
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
+                for (int u = 0; u < UNROLL; ++u) {
 #pragma unroll
-                for (int i = 0; i < COUNT; ++i) {
-                    const int g = COLUMNS ? i : 0;
-                    const A normal = (widen(values[u].element[i]) - center[g]) * factor[g];
-                    A result = normal + shift[g];
-                    if constexpr (HAS_ADDEND) result += widen(addends[u].element[i]);
-                    values[u].element[i] = narrow<T>(activation<MODE, T>(result, coef));
+                    for (int i = 0; i < COUNT; ++i) {
+                        const int g = COLUMNS ? i : 0;
+                        const A normal = (widen(values[u].element[i]) - center[g]) * factor[g];
+                        A result = normal + shift[g];
+                        if constexpr (HAS_ADDEND) result += widen(addends[u].element[i]);
+                        values[u].element[i] = narrow<T>(activation<MODE, T>(result, coef));
+                    }
+                    at.store(y, values[u], u);
                 }
-                if (at.available[u] > 0)
-                    store_pack<COUNT>(y + at.offset[0][u], values[u], at.available[u]);
-            }
+            });
         }
     }
 }
@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
         const long long part = divided(item, walk.groups), group = item - part * walk.groups;
 
         // dx = factor * (dy - level - (x - center) * slope)
+        const double share = 1 / count;  // once, for a division takes as long as a dozen loads
         A center[GROUPS] = {}, factor[GROUPS] = {}, level[GROUPS] = {}, slope[GROUPS] = {};
         A shift[GROUPS] = {};
 #pragma unroll
@@ -96,30 +97,30 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise_backward(
             const A inverse = inverse_deviation[channel];
             center[i] = mean[channel];
             factor[i] = scale[channel] * inverse;
-            level[i] = A(sums[channel] / count);
-            slope[i] = A(sums[channels + channel] / count * inverse);
+            level[i] = A(sums[channel] * share);
+            slope[i] = A(sums[channels + channel] * share * inverse);
             if constexpr (MODE != IDENTITY) shift[i] = bias[channel];
         }
 
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
-            const GroupTile<3, COUNT, UNROLL, UNROLL_ROWS, COLUMNS> at(walk, group, tile);
-            Pack<T, COUNT> values[UNROLL], gradients[UNROLL];
-            at.load(values, x, 1);
-            at.load(gradients, dy, 2);
+            visit_tile<COUNT, UNROLL, UNROLL_ROWS, COLUMNS>(walk, group, tile, [&](const auto &at) {
+                Pack<T, COUNT> values[UNROLL], gradients[UNROLL];
+                at.load(values, x, 1);
+                at.load(gradients, dy, 2);
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
+                for (int u = 0; u < UNROLL; ++u) {
 #pragma unroll
-                for (int i = 0; i < COUNT; ++i) {
-                    const int g = COLUMNS ? i : 0;
-                    const A difference = widen(values[u].element[i]) - center[g];
-                    const A incoming = gradient_before<T, MODE>(
-                        difference * factor[g] + shift[g], widen(gradients[u].element[i]), coef);
-                    const A rest = incoming - level[g] - difference * slope[g];
-                    values[u].element[i] = narrow<T>(factor[g] * rest);
+                    for (int i = 0; i < COUNT; ++i) {
+                        const int g = COLUMNS ? i : 0;
+                        const A difference = widen(values[u].element[i]) - center[g];
+                        const A incoming = gradient_before<T, MODE>(
+                            difference * factor[g] + shift[g], widen(gradients[u].element[i]), coef);
+                        const A rest = incoming - level[g] - difference * slope[g];
+                        values[u].element[i] = narrow<T>(factor[g] * rest);
+                    }
+                    at.store(dx, values[u], u);
                 }
-                if (at.available[u] > 0)
-                    store_pack<COUNT>(dx + at.offset[0][u], values[u], at.available[u]);
-            }
+            });
         }
     }
 }

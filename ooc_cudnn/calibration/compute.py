@@ -20,6 +20,7 @@ from ooc_cudnn.calibration.session import Group, Session
 from ooc_cudnn.calibration.shapes import DIRECTIONS, GPU_POOL, HOST_POOL, convolutions, passes
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.measuring import Bench, HostMemory, Launched, Timing, offsets_of
+from ooc_cudnn.engines.autotune import Deadline, EngineTuner
 from ooc_cudnn.functions.call.plan_api import tiled_call_of
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.gradients import (
@@ -43,6 +44,9 @@ ARITHMETIC = (
 GPU_COUNTS, HOST_COUNTS, QUICK_COUNTS = (10, 4, 3), (6, 2, 3), (1, 0, 1)
 #: Types whose passes a quick calibration measures; the others are as much slower or faster.
 QUICK_PASSES = ("float32", "float16")
+#: Types whose filter gradients are timed by the fastest of so many engines: steps measure them
+#: before they run, and what cuDNN's heuristics rank first takes up to nine times as long.
+HALF_TYPES, RANKED = ("float16", "bfloat16"), 3
 #: Threads that compile all kernels.
 BUILDERS = 8
 #: How often a launch is timed, and for how long: the fit has many launches to average over.
@@ -127,11 +131,22 @@ class TimedLaunches:
         The largest comes first: what is reserved for it does for all others.
         """
         for launched in reversed(list(launches())):
-            if (timed := self.bench.time_launch(launched)) is not None:
+            if (timed := self._timed(launched)) is not None:
                 work, (timing, launching) = launched[0].operation.work(), timed
                 self.session.record(work.key, timing, work.amount, work.features)
                 if launching is not None:
                     self.session.record(f"launching/{work.key}", Timing(launching, 0.0))
+
+    def _timed(self, launched: Launched) -> tuple[Timing, float | None] | None:
+        """Time a launch as it will run, and the host at it; None if there is no room."""
+        operation, engines = launched[0].operation, self.device.engines
+        is_half = isinstance(operation, ConvolutionBackwardFilter) and operation.dtype in HALF_TYPES
+        if engines is None or not is_half:
+            return self.bench.time_launch(launched)
+        try:
+            return EngineTuner(self.device, self.bench, Deadline()).fastest(launched, RANKED)
+        finally:
+            engines.forget_built()
 
     def reference(self) -> float | None:
         """Seconds of one convolution that is measured first and last, to see clocks drift.

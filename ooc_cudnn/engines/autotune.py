@@ -199,6 +199,14 @@ class EngineTuner:
         engines = [_unchecked(option) for option in options]
         return _as_measured(operation, engines, is_complete=False)
 
+    def fastest(self, launched: Launched, count: int) -> tuple[Timing, float | None] | None:
+        """Time well the fastest of what `ranked` times, and the host at it; None as there."""
+        measured = self.ranked(launched, count)
+        if measured is None:
+            return None
+        with self.engines.forced(launched[0].operation, measured.options[0].engine) as built:
+            return None if built is None else self.bench.time_launch(launched, built[0])
+
     def by_engines(
         self, launched: Launched, engines: Iterable[Engine], known: Iterable[Option]
     ) -> Measurement | None:

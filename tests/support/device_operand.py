@@ -21,6 +21,9 @@ NUMPY = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 NUMPY |= {name: np.dtype(name) for name in INTEGERS}
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+#: Sums of half precision add up to four terms in float32 before each is widened
+#: (kernels/channel_sums.cuh): a term, and every addition, is rounded to 2^-24.
+OF_A_RUN = {"float16": 2.0**-22, "bfloat16": 2.0**-22, "float32": 0.0, "float64": 0.0}
 #: Of memory around an array, on either side.
 GUARD_BYTES = 256
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.kernels.channel_reduction import workspace_bytes
-from ooc_cudnn.devices.kernels.group_walk import walk_channels, walk_images
+from ooc_cudnn.devices.kernels.group_walk import REDUCTION_BLOCKS, walk_channels, walk_images
 from ooc_cudnn.devices.view import DeviceView
 
 
@@ -90,6 +90,6 @@ def test_packs_are_wide_where_memory_allows():
 def test_partial_sums_fit_the_workspace(channels, layout, dtype):
     for sites, offset in itertools.product((1, 7, 4096, 2**20), (0, 1)):
         operand = view((2, channels, sites), dtype, layout, offset)
-        walk = walk_channels([operand, operand], 2048)
+        walk = walk_channels([operand, operand], REDUCTION_BLOCKS)
         columns = walk.repeats * channels if walk.columns and walk.groups > 1 else channels
         assert 8 * walk.parts * columns <= workspace_bytes(operand.shape, 1)
