@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import ooc_cudnn
+from ooc_cudnn.calibration.compute import TimedLaunches
+from ooc_cudnn.calibration.session import Session
 from ooc_cudnn.cli.tune import format_launch
 from ooc_cudnn.devices.engines import HEURISTICS, Engine
 from ooc_cudnn.devices.measuring import Bench
@@ -319,6 +321,22 @@ def test_gradients_have_engines_of_their_own(make, kind):
     tables_of(device).add(found)
     assert device.workspace([launched], None) == (KIB, ("eng101 (measured)",))
     assert device.workspace([tune.launch_of(operation.forward)], None) == (0, ("eng100",))
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("float16", 3e-6), ("float32", 9e-6)])
+def test_a_calibration_times_filter_gradients_of_half_types_by_the_fastest_engine(
+    make, dtype, taken
+):
+    """As steps run them, which time some first; others by what the heuristics choose."""
+    device = make(FakeEngine(100, 9e-6), FakeEngine(101, 3e-6, KIB))
+    operation = Convolution.of(X.shape, W.shape, padding=1, dtype=dtype)
+    session = Session(device, 2**20, quick=True)
+    launched = tune.launch_of(ConvolutionBackwardFilter(operation, "float32"))
+    with device.arena.lock:
+        found = session.taken_by(lambda: TimedLaunches(session).measure(lambda: [launched]))
+    (sample,) = found[launched[0].operation.work().key]
+    results = np.prod(launched[0].operation.output_shape)
+    assert sample.timing.seconds / results == pytest.approx(taken, rel=1e-2)
 
 
 @pytest.mark.parametrize("uneven_error", [1e-8, 1e-2])
