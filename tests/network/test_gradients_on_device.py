@@ -215,6 +215,31 @@ def test_a_loop_of_descent_does_not_grow(clears):
     assert all(plan == plans[0] for plan in plans)
 
 
+def test_what_is_passed_on_lies_by_itself_and_counts_once():
+    """Autograd casts the gradient of a cast: nobody holds it then, whoever holds others."""
+    case, names, found = Case(), ("a.w", "c.w"), {}
+    case.move(*case.net.parameters)
+    logits = case.net.graph.tensors["c"]
+    for passed_on in (frozenset(), frozenset(names)):
+        step = case.net.pausing_step(logits)
+        step.passed_on = passed_on
+        paused = step.forward(x=case.inputs["x"])
+        before = array_bytes()
+        gradients = paused.backward([np.ones(logits.shape)])
+        del paused
+        gradients = {name: each for name, each in gradients.items() if name != "x"}
+        found[passed_on] = {name: np.array(each) for name, each in gradients.items()}
+        both, handed = bytes_of(gradients), bytes_of({name: gradients[name] for name in names})
+        assert step.plan.gradient_bytes == 2 * both - handed * bool(passed_on)
+        assert array_bytes() - before == both
+        for name in names:
+            del gradients[name]
+        assert array_bytes() - before == both - handed * bool(passed_on)
+        del gradients
+    for name, gradient in found[frozenset()].items():
+        np.testing.assert_array_equal(found[frozenset(names)][name], gradient)
+
+
 def test_those_that_are_held_longer_count_as_the_users():
     case = Case()
     case.move(*case.everything)

@@ -129,7 +129,7 @@ class NetworkPlan:
         Of the maps that are recomputed those that are made for each of their readers anew.
     gradient_bytes : int
         What gradients on the device take there beside `device_bytes`: those of the call before
-        among them, which are kept until the new ones are whole.
+        among them, which may be held until the new ones are whole.
     bound_seconds : float, optional
         What no plan of its kind can beat, where that was asked for; bands of rows are another kind,
         and so are batch slices.
@@ -228,7 +228,7 @@ class NetworkPlan:
             *[f"  derived    from the plan for {self.derived}, without a search of its own"]
             * bool(self.derived),
             f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
-            *[f"  gradients  {format_bytes(self.gradient_bytes)} more, in two sets"]
+            *[f"  gradients  {format_bytes(self.gradient_bytes)} more, with those held from before"]
             * bool(self.gradient_bytes),
             *[f"  outside    {format_bytes(self.outside_bytes)} more, at the most"]
             * bool(self.outside_bytes),

@@ -84,6 +84,9 @@ class Step:
     pauses : bool
         Whether seeds are given when the outputs are there, and no earlier: then all of forward runs
         before any of backward, and the two may be far apart.
+    passed_on : frozenset of str
+        What has a gradient that nobody holds once something else is made of it, as autograd makes
+        the gradient of a parameter of that of its cast.
     """
 
     tensors: Mapping[str, Tensor] = field(hash=False)
@@ -93,6 +96,7 @@ class Step:
     gradients: Mapping[str, str] = field(hash=False)
     seeds: Mapping[str, str] = field(hash=False)
     pauses: bool = False
+    passed_on: frozenset[str] = frozenset()
 
     @property
     def turn(self) -> int:

@@ -1,6 +1,7 @@
 """Gradients of device-resident inputs are allocated on the device, in the input's layout.
 
 Those of a call lie in one block, one after the other: what is allocated is one thing, not hundreds.
+Those that are passed on lie in another one, which goes as soon as they have been.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.tensor import TensorSpec, packed_strides
 
-#: Those of the call before are there until the new ones are whole.
+#: Those of the call before are there until the new ones are whole, but for those passed on.
 SETS = 2
 #: Blocks that are remembered, by turns.
 MOST_BLOCKS = 4
@@ -58,9 +59,20 @@ def gradients_of(step: Step, specs: Mapping[str, TensorSpec]) -> dict[str, Tenso
     return {base: spec for base, spec in there.items() if spec.placement == "device"}
 
 
+def split_passed_on(
+    step: Step, gradients: Mapping[str, TensorSpec]
+) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
+    """Split gradients into those that may be held after a call, and those that are passed on."""
+    names = step.gradients.items()
+    may_be_held = {step.base(gradient) for of, gradient in names if of not in step.passed_on}
+    held = {base: spec for base, spec in gradients.items() if base in may_be_held}
+    return held, {base: spec for base, spec in gradients.items() if base not in held}
+
+
 def device_gradient_bytes(step: Step, specs: Mapping[str, TensorSpec]) -> int:
-    """Bytes of the device that gradients take in a call, those of the call before among them."""
-    return SETS * block_bytes(gradients_of(step, specs))
+    """Bytes of the device that gradients take in a call, with those before that may be held."""
+    held, passed_on = split_passed_on(step, gradients_of(step, specs))
+    return SETS * block_bytes(held) + block_bytes(passed_on)
 
 
 def block_bytes(specs: Mapping[str, TensorSpec]) -> int:

@@ -95,6 +95,8 @@ class LazyStep(ABC, Generic[R]):
         self.counts_given = False
         #: What whoever calls holds of the device beside, for this step alone.
         self.beside_bytes = 0
+        #: What has a gradient that is passed on, as `Step.passed_on`.
+        self.passed_on: frozenset[str] = frozenset()
         #: Plans of the same network for larger inputs; without it, each plan is searched.
         self.larger: LargerPlans | None = None
         #: Seconds of a step by the plan that was derived last, beside computing in one piece; and
@@ -192,7 +194,7 @@ class LazyStep(ABC, Generic[R]):
         settings = current()
         step = self._steps.get(settings)  # another thread may have others
         if step is None:
-            step = self._make()
+            step = replace(self._make(), passed_on=self.passed_on)
             self._steps = {settings: step}
         return step
 

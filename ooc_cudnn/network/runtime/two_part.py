@@ -25,7 +25,7 @@ from ooc_cudnn.memory.loans import Allocation
 from ooc_cudnn.memory.pinned import allocate
 from ooc_cudnn.network.ir.plan import NetworkPlan
 from ooc_cudnn.network.ir.tensor import Tensor
-from ooc_cudnn.network.lowering.device_gradients import SETS, GradientBlock
+from ooc_cudnn.network.lowering.device_gradients import SETS, GradientBlock, split_passed_on
 from ooc_cudnn.network.lowering.lower import LoweredStep
 from ooc_cudnn.network.lowering.summarize import split_plan
 from ooc_cudnn.network.runtime.executable import DEFAULT_ALLOCATION, Executable, ResultAllocation
@@ -163,10 +163,11 @@ class ExecutableParts(Executable):
         )
         left = dict(self._gradients)
         of_groups = [dict.fromkeys(step.base(step.gradients[n]) for n in g) for g in self.groups]
-        self.blocks = [
-            GradientBlock({base: left.pop(base) for base in bases if base in left})
-            for bases in of_groups
+        on_device = [
+            {base: left.pop(base) for base in bases if base in left} for bases in of_groups
         ]
+        #: Where those lie: what may be held in one block, what is passed on in another.
+        self.blocks = [tuple(map(GradientBlock, split_passed_on(step, each))) for each in on_device]
 
     @cached_property
     def plans(self) -> list[NetworkPlan]:
@@ -234,8 +235,8 @@ class PausedStep:
         self._made = ready._results_made(given, others, making)
         #: What arrays on the device are made of.
         self._of = making.memory or ready.memory
-        #: Memory of the gradients on the device, of each group that has any and is to be made.
-        self._memory: dict[int, Allocation] = {}
+        #: Memory of the gradients on the device, of each group that is to be made.
+        self._memory: dict[int, list[tuple[GradientBlock, Allocation]]] = {}
         self._views: dict[str, DeviceView] = {}
         with arena.lock, interrupts.defer_signals():
             self._run(self._reserved())
@@ -261,10 +262,8 @@ class PausedStep:
         wait = self._making is DEFAULT_ALLOCATION or not ready.is_made_there
 
         def make_arrays() -> None:
-            memory = self._memory.pop(part - 1, None)
-            if memory is not None:
-                made = ready.blocks[part - 1].arrays(memory, self._of.in_block)
-                self._made.update(made)
+            for gradients, memory in self._memory.pop(part - 1, ()):
+                self._made.update(gradients.arrays(memory, self._of.in_block))
 
         plan, name = ready.planned.plan, ready.names[part]
         if is_observed(plan):  # to split it takes a replay
@@ -302,9 +301,10 @@ class PausedStep:
         self._take(seeds)
         on_host = ready.bases - ready._gradients.keys()
         self._made |= ready._results_made(self._given, on_host, self._making)
-        for group, gradients in enumerate(ready.blocks):
-            if gradients.nbytes:
-                memory = self._memory[group] = self._of.block(gradients.nbytes)
+        for group, blocks in enumerate(ready.blocks):
+            there = [each for each in blocks if each.nbytes]
+            self._memory[group] = [(each, self._of.block(each.nbytes)) for each in there]
+            for gradients, memory in self._memory[group]:
                 self._views |= gradients.views(memory.pointer)
         return self.go_on()
 

@@ -11,6 +11,9 @@ from ooc_cudnn.torch.tracing.graph import Operation, Value
 
 #: Of fewer the host is at PyTorch's own for no longer.
 FEWEST = 4
+#: Gradients are cast in so many parts, of so many bytes at least: one part is there beside those
+#: that it is added to, where gradients accumulate over several steps.
+PARTS, LEAST_BYTES = 8, 2**23
 
 
 def cast_together(
@@ -25,6 +28,8 @@ def cast_together(
     casts = [each for each in operations if _is_cast(each, found)]
     if len(casts) < FEWEST:
         return operations
+    followed = [t for t in (found[each.args[0]] for each in casts) if t.requires_grad]
+    most = part_bytes(sum(each.nbytes for each in followed))
     alike = dict[tuple[torch.dtype, bool, Hashable], list[Operation]]()
     for each in casts:
         follows = torch.is_grad_enabled() and found[each.args[0]].requires_grad
@@ -33,15 +38,33 @@ def cast_together(
         alike.setdefault((each.kwargs["dtype"], follows, of), []).append(each)
     for (dtype, follows, _), some in alike.items():
         tensors = [found[each.args[0]] for each in some]
-        made = (
-            CastTogether.apply(dtype, *tensors)
-            if follows
-            else _cast(tensors, [dtype] * len(tensors))
-        )
+        if follows:
+            parts = _parts(tensors, most)
+            made = [y for part in parts for y in CastTogether.apply(dtype, *part)]
+        else:
+            made = _cast(tensors, [dtype] * len(tensors))
         for each, result in zip(some, made, strict=True):
             found[each.results[0]] = result  # type: ignore[index]  # `_is_cast` has looked
     done = set(map(id, casts))
     return [each for each in operations if id(each) not in done]
+
+
+def part_bytes(nbytes: int) -> int:
+    """Bytes that gradients of so many bytes are cast in at a time, where no tensor has more."""
+    return min(nbytes, max(LEAST_BYTES, nbytes // PARTS))
+
+
+def _parts(tensors: Sequence[torch.Tensor], most_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Neighbours that have no more bytes together, or a tensor that has more."""
+    part, nbytes = list[torch.Tensor](), 0
+    for each in tensors:
+        if part and nbytes + each.nbytes > most_bytes:
+            yield part
+            part, nbytes = [], 0
+        part.append(each)
+        nbytes += each.nbytes
+    if part:
+        yield part
 
 
 def _is_cast(operation: Operation, found: Mapping[Value, Any]) -> bool:

@@ -40,6 +40,7 @@ from ooc_cudnn.torch.lowering.lower import GivenInputs, LoweredGraph, LoweredVal
 from ooc_cudnn.torch.lowering.plan_notes import notes
 from ooc_cudnn.torch.lowering.targets import check_targets, targets_of
 from ooc_cudnn.torch.options import Options
+from ooc_cudnn.torch.runtime.casts import part_bytes
 from ooc_cudnn.torch.runtime.input_independent import follows, leave, run_before, run_operation
 from ooc_cudnn.torch.runtime.ranks import bucket_bytes, over_ranks, unwrap_ddp
 from ooc_cudnn.torch.tracing.autocast import without_autocast
@@ -161,6 +162,7 @@ class ReadyModel:
                 phases=phases,
             )
             step.pause_bytes = self._pause_bytes
+            step.passed_on = self._passed_on()
             self._count(step, copies=2)  # gradients of outputs, too
             self._steps[seeded] = step
         self.pausing = step
@@ -191,12 +193,24 @@ class ReadyModel:
         """Bytes of parameters and buffers that the network has copies of alone, with gradients.
 
         Autocast makes the copies before a call; what they are of stays, and its gradients are made
-        of the network's.
+        of the network's, some at a time.
         """
         taken = {each.value for each in self.lowered.given.values()}
-        held = (v for v in self.graph.given if v.kind in ("parameter", "buffer"))
-        sets = ((v, 2 if v in self.differentiable else 1) for v in held if v not in taken)
-        return sum(n * math.prod(v.shape) * v.dtype.itemsize for v, n in sets)
+        held = [v for v in self.graph.given if v.kind in ("parameter", "buffer") and v not in taken]
+        sizes = [math.prod(v.shape) * v.dtype.itemsize for v in held]
+        of_gradients = [n for n, v in zip(sizes, held, strict=True) if v in self.differentiable]
+        at_a_time = max([part_bytes(sum(of_gradients)), *of_gradients])
+        return sum(sizes) + sum(of_gradients) + at_a_time
+
+    def _passed_on(self) -> frozenset[str]:
+        """What autograd makes another gradient of at once: what is cast before a call."""
+        before = (*self.graph.before, *self.lowered.before)
+        casts = {e.results[0]: e.args[0] for e in before if e.name == "_to_copy"}
+        return frozenset(
+            name
+            for name, given in self.lowered.given.items()
+            if (of := casts.get(given.value)) is not None and of.dtype != given.value.dtype
+        )
 
     def _outputs_of_outputs(self) -> dict[int, frozenset[str]]:
         """By its place each output that forward reads further: what the network makes of it."""
