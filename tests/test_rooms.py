@@ -64,6 +64,7 @@ ROOMS = (
     ("ooc_cudnn.torch.tracing",),
     ("ooc_cudnn.torch.lowering",),
     ("ooc_cudnn.torch.runtime",),
+    ("ooc_cudnn.torch.capture.guards", "ooc_cudnn.torch.capture.dynamo_patches"),
     ("ooc_cudnn.torch.capture",),
     ("ooc_cudnn.torch",),
     ("ooc_cudnn.dask",),

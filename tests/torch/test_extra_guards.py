@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from ooc_cudnn.torch.calls import calls_of
-from ooc_cudnn.torch.capture.extra_guards import Names, _Nothing, _value_of
+from ooc_cudnn.torch.capture.guards.extra_guards import Names, _Nothing, _value_of
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from tests.support.torch_checks import close
 

@@ -7,12 +7,12 @@ import torch
 from torch._dynamo.variables import TensorVariable
 from torch.utils.checkpoint import checkpoint_sequential
 
-from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
-from ooc_cudnn.torch.capture.covariances import covariances_followed
-from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
+from ooc_cudnn.torch.capture.dynamo_patches.checkpoints import checkpoints_followed
+from ooc_cudnn.torch.capture.dynamo_patches.covariances import covariances_followed
+from ooc_cudnn.torch.capture.dynamo_patches.jit_isinstance import jit_isinstance_followed
+from ooc_cudnn.torch.capture.dynamo_patches.traced_functions import functions_followed
+from ooc_cudnn.torch.capture.dynamo_patches.traced_tensors import tensors_followed
 from ooc_cudnn.torch.capture.late_reads import late_reads_refused
-from ooc_cudnn.torch.capture.traced_functions import functions_followed
-from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 from ooc_cudnn.torch.tracing.element_indexing import indices_followed
 

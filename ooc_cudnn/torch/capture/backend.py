@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.torch.autograd.late_state import LateState
-from ooc_cudnn.torch.capture.asked_again import look_at_questions
-from ooc_cudnn.torch.capture.extra_guards import look_at_guards
-from ooc_cudnn.torch.capture.lstm_results import lstm_results_as_computed
-from ooc_cudnn.torch.capture.numpy_calls import check_numpy
+from ooc_cudnn.torch.capture.dynamo_patches.lstm_results import lstm_results_as_computed
+from ooc_cudnn.torch.capture.dynamo_patches.numpy_calls import check_numpy
+from ooc_cudnn.torch.capture.guards.asked_again import look_at_questions
+from ooc_cudnn.torch.capture.guards.extra_guards import look_at_guards
 from ooc_cudnn.torch.capture.refusals import check_nested, check_python_state, check_transforms
 from ooc_cudnn.torch.capture.stand_ins import torch_dtype
 from ooc_cudnn.torch.lowering.fallback_runner import kept_as_they_are

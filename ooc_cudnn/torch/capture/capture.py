@@ -32,19 +32,19 @@ from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.runtime.larger_plans import LargerPlans
 from ooc_cudnn.settings import current
 from ooc_cudnn.torch.autograd.late_state import LateRead, LateState
-from ooc_cudnn.torch.capture.asked_again import Questions
 from ooc_cudnn.torch.capture.backend import RefusedSizesError, capturing, compile_with, handle_call
 from ooc_cudnn.torch.capture.capture_errors import explain_refusal
-from ooc_cudnn.torch.capture.classes import Methods
-from ooc_cudnn.torch.capture.comparisons import Compared, comparisons_noted
-from ooc_cudnn.torch.capture.extra_guards import (
+from ooc_cudnn.torch.capture.dynamo_patches.lstm_results import lstm_results_as_computed
+from ooc_cudnn.torch.capture.guards.asked_again import Questions
+from ooc_cudnn.torch.capture.guards.classes import Methods
+from ooc_cudnn.torch.capture.guards.comparisons import Compared, comparisons_noted
+from ooc_cudnn.torch.capture.guards.extra_guards import (
     BY_DICTIONARIES,
     Names,
     WatchedState,
     noting_missed_lookups,
 )
 from ooc_cudnn.torch.capture.lazy_layers import lazy_layers_drawing
-from ooc_cudnn.torch.capture.lstm_results import lstm_results_as_computed
 from ooc_cudnn.torch.capture.refusals import check_model
 from ooc_cudnn.torch.capture.stand_ins import give_back
 from ooc_cudnn.torch.errors import UnsupportedModelError
@@ -401,22 +401,22 @@ class Captures:
 def _followed_otherwise(call: Call) -> Iterator[None]:
     """Have TorchDynamo follow some things in other ways than its own."""
     # they derive from classes of TorchDynamo, which is imported at the first capture
-    from ooc_cudnn.torch.capture.checkpoints import checkpoints_followed
-    from ooc_cudnn.torch.capture.constant_numbers import constant_numbers_known
-    from ooc_cudnn.torch.capture.constant_types import types_of_constants_guarded
-    from ooc_cudnn.torch.capture.container_writes import container_writes_followed
-    from ooc_cudnn.torch.capture.copies import copies_followed
-    from ooc_cudnn.torch.capture.covariances import covariances_followed
-    from ooc_cudnn.torch.capture.iterables import iterables_followed
-    from ooc_cudnn.torch.capture.jit_isinstance import jit_isinstance_followed
-    from ooc_cudnn.torch.capture.key_orders import key_orders_guarded
+    from ooc_cudnn.torch.capture.dynamo_patches.checkpoints import checkpoints_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.constant_numbers import constant_numbers_known
+    from ooc_cudnn.torch.capture.dynamo_patches.container_writes import container_writes_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.copies import copies_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.covariances import covariances_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.iterables import iterables_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.jit_isinstance import jit_isinstance_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.legacy_variables import variables_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.numpy_scalars import numpy_scalars_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.traced_functions import functions_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.traced_tensors import tensors_followed
+    from ooc_cudnn.torch.capture.dynamo_patches.truths import truths_followed
+    from ooc_cudnn.torch.capture.guards.constant_types import types_of_constants_guarded
+    from ooc_cudnn.torch.capture.guards.key_orders import key_orders_guarded
+    from ooc_cudnn.torch.capture.guards.unguarded_reads import unguarded_reads_guarded
     from ooc_cudnn.torch.capture.late_reads import late_reads_refused
-    from ooc_cudnn.torch.capture.legacy_variables import variables_followed
-    from ooc_cudnn.torch.capture.numpy_scalars import numpy_scalars_followed
-    from ooc_cudnn.torch.capture.traced_functions import functions_followed
-    from ooc_cudnn.torch.capture.traced_tensors import tensors_followed
-    from ooc_cudnn.torch.capture.truths import truths_followed
-    from ooc_cudnn.torch.capture.unguarded_reads import unguarded_reads_guarded
     from ooc_cudnn.torch.tracing.element_indexing import indices_followed
 
     with ExitStack() as stack:

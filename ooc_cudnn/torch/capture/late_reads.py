@@ -38,9 +38,9 @@ from torch._dynamo.variables.higher_order_ops import (
 
 from ooc_cudnn.torch.autograd.late_state import roots_of, users_alone
 from ooc_cudnn.torch.capture.backend import job_of
-from ooc_cudnn.torch.capture.made_objects import is_container
+from ooc_cudnn.torch.capture.dynamo_patches.made_objects import is_container
+from ooc_cudnn.torch.capture.dynamo_patches.traced_tensors import FUNCTION_OF_HOOKS
 from ooc_cudnn.torch.capture.noted_reads import NotedReads, entry_read
-from ooc_cudnn.torch.capture.traced_tensors import FUNCTION_OF_HOOKS
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import NOT_THE_USERS, source_name, told_name, traced_line
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread

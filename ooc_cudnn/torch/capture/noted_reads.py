@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.side_effects import SideEffects
 
 from ooc_cudnn.torch.autograd.late_state import DEFAULTS, LateRead
-from ooc_cudnn.torch.capture.made_objects import KEYS, is_made, places_of, reachable
+from ooc_cudnn.torch.capture.dynamo_patches.made_objects import KEYS, is_made, places_of, reachable
 from ooc_cudnn.torch.errors import UnsupportedModelError
 from ooc_cudnn.torch.places import source_name, traced_line
 

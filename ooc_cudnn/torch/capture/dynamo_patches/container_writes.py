@@ -19,7 +19,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables import ConstDictVariable, ListVariable, user_defined
 from torch._dynamo.variables.builtin import BuiltinVariable
 
-from ooc_cudnn.torch.capture.made_objects import container_of, is_container
+from ooc_cudnn.torch.capture.dynamo_patches.made_objects import container_of, is_container
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 #: The operators, by the names of their methods.

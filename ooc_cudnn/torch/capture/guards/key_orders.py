@@ -15,7 +15,7 @@ from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import is_constant_source
 from torch._dynamo.variables import ConstDictVariable
 
-from ooc_cudnn.torch.capture.constant_types import types_in
+from ooc_cudnn.torch.capture.guards.constant_types import types_in
 from ooc_cudnn.torch.thread_patches import patched_in_this_thread
 
 #: What has the attributes of an object as a dictionary since PyTorch 2.13.

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
-from ooc_cudnn.torch.capture.constant_types import types_in
+from ooc_cudnn.torch.capture.guards.constant_types import types_in
 from ooc_cudnn.torch.places import source_name
 from ooc_cudnn.torch.tracing.graph import Graph
 from ooc_cudnn.torch.tracing.overlaps import WrittenMemory
@@ -65,7 +65,7 @@ def look_at_guards(model: torch.nn.Module, missed: Collection[str]) -> Names:
     Names
         Those that forward may have looked for.
     """
-    from ooc_cudnn.torch.capture.key_orders import guard_orders  # it imports TorchDynamo
+    from ooc_cudnn.torch.capture.guards.key_orders import guard_orders  # it imports TorchDynamo
 
     output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
     parts = set(map(id, model.modules()))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.torch.capture.comparisons import Compared
+from ooc_cudnn.torch.capture.guards.comparisons import Compared
 from ooc_cudnn.torch.places import source_name
 
 #: What guards compare by value, or by what it is.
