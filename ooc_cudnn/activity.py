@@ -1,4 +1,4 @@
-"""What goes on while nothing can be counted: a line that says it, with its seconds.
+"""A line that says what goes on while nothing can be counted, with its seconds.
 
 Capturing a model and planning it take seconds before anything runs. Where somebody watches, a line
 says so within a second, and stays up to date though Python is busy: a thread draws it, which ends

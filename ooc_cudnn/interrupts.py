@@ -112,7 +112,7 @@ def hear() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the call that was at work is the parent's."""
+    """Reset a forked child: the call that was at work is the parent's."""
     global _active
     _active = None
 

@@ -30,7 +30,7 @@ _SECONDS_PER_REDRAW: Final = 0.1
 
 
 class _Held(threading.local):
-    """Whether an activity of this thread holds the line where a bar would be (`activity`)."""
+    """Count of this thread's activities on the line where a bar would be (`activity`)."""
 
     count = 0
 

@@ -217,6 +217,22 @@ def test_no_arrow_leads_upwards():
     assert upwards == set()
 
 
+#: What a docstring does not begin with: the words say nothing of what is returned or done.
+_VAGUE = {"As", "From", "How", "If", "In", "Of", "So", "That", "What", "Where", "Whether", "Which"}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    vague = {
+        (name, text.partition("\n")[0])
+        for name in sources()
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and (text := ast.get_docstring(node))
+        and text.split()[0].rstrip(",.:;") in _VAGUE
+    }
+    assert vague == set()
+
+
 def test_nothing_installed_reaches_into_the_checkout():
     reaching = {
         name

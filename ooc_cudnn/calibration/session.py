@@ -48,7 +48,7 @@ class Measurement(list[Sample]):
         return {work: statistics.median(found[work]) for work in sorted(found)}
 
     def samples(self) -> Samples:
-        """In columns, as the model keeps them."""
+        """Samples in columns, as the model keeps them."""
         works, _, features = zip(*self, strict=True)
         names = sorted(set().union(*features))
         columns = {name: tuple(held.get(name, 0.0) for held in features) for name in names}

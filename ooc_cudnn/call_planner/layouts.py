@@ -1,4 +1,4 @@
-"""Which layout each operation of a chain is computed in: the cheapest path.
+"""The layout of each operation of a chain: the cheapest path.
 
 An operation in a layout is a node, which takes its measured seconds, bringing a tensor from one
 layout into another is an edge, and the cheapest sequence of layouts over a whole chain is a

@@ -1,4 +1,4 @@
-"""From a request to a plan: the best split that the device can run.
+"""The planner of a call, from a request to a plan: the best split that the device can run.
 
 Workspace is asked from the device, for the very pieces that were found, and never modelled.
 """

@@ -1,4 +1,4 @@
-"""From pieces and rings to the stages of calls, and by the closed form to their seconds.
+"""Stages of calls from pieces and rings, and their seconds by the closed form.
 
 A row is a split with its rings, under one order of its loops.
 """

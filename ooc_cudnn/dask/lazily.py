@@ -1,4 +1,4 @@
-"""From a described call on dask arrays to a dask array of its result.
+"""Lazy results: a described call on dask arrays becomes a dask array.
 
 Forward functions and gradients of data make a block of the result for each chunk; what is summed
 over images and sites makes a part for each, and a tree of sums in a fixed order.

@@ -1,4 +1,4 @@
-"""What a device provides of cuDNN's engines: candidates for a convolution, and their checks."""
+"""The contract of a provider of cuDNN's engines: candidates for a convolution, and their checks."""
 
 from __future__ import annotations
 

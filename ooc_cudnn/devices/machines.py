@@ -1,4 +1,4 @@
-"""Which machine model predicts: a given one, the one fitted on this machine, or a shipped default.
+"""The machine model that predicts: a given one, the one fitted here, or a shipped default.
 
 Fitted models live in the user's cache directory, one file for each combination of hardware and
 versions that changes what they say.

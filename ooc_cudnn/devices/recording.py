@@ -1,4 +1,4 @@
-"""What a recorded run needs: kept as long as it may be launched."""
+"""Resources of a recorded run: kept as long as it may be launched."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ class EngineTuner:
             return None
 
     def _quick(self) -> Bench:
-        """What times a launch once, after one that warms up."""
+        """Return a timer that times a launch once, after one that warms up."""
         limit = self.bench.limit_bytes
         return Bench(self.device, limit, batches=1, batch_seconds=0.0, refill=False)
 

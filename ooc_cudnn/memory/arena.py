@@ -282,7 +282,7 @@ class Arena:
 
 
 def _free_arenas() -> None:
-    """In a forked child: the call that was at work is the parent's."""
+    """Reset a forked child: the call that was at work is the parent's."""
     for arena in list(_arenas):
         arena.lock, arena._at_work = threading.RLock(), False
 

@@ -102,7 +102,7 @@ def _sorted_by(key: Sequence[Any]) -> list[int]:
 
 
 def _fullness(buffers: Sequence[LiveBuffer]) -> list[int]:
-    """Of each buffer the rank of the fullest step that it lives in: 0 is the fullest of all."""
+    """Rank of the fullest step that each buffer lives in: 0 is the fullest of all."""
     held = held_bytes(buffers, max((buffer.last for buffer in buffers), default=0) + 1)
     rank = np.empty(len(held), np.int64)
     rank[np.argsort(-held, kind="stable")] = np.arange(len(held))

@@ -10,7 +10,7 @@ from ooc_cudnn.network.network import Network
 
 
 def wide(channels: int, width: float) -> int:
-    """So many channels times a factor, at least one.
+    """Return so many channels times a factor, at least one.
 
     >>> wide(64, 1), wide(64, 1 / 16), wide(3, 0.1)
     (64, 4, 1)

@@ -54,7 +54,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         if not self.steps:
             return 0.0
         return max(s.stop_seconds for s in self.steps) - min(s.start_seconds for s in self.steps)

@@ -49,7 +49,7 @@ class SecondDerivativeError(UnsupportedModelError, RuntimeError):
 
 
 class LateChangeError(UnsupportedModelError, RuntimeError):
-    """What a hook, a function's backward or a checkpoint reads has changed before backward.
+    """Error: what a hook, a function's backward or a checkpoint reads has changed before backward.
 
     Where autograd has saved it PyTorch raises a RuntimeError; else it reads what is there then.
     """

@@ -1,4 +1,4 @@
-"""What is put in the place of functions of PyTorch's, for one thread: others go on with PyTorch's.
+"""Patches of PyTorch's functions for one thread: others go on with PyTorch's.
 
 A capture has TorchDynamo follow some things otherwise. Meanwhile a `torch.compile` of the user's
 may trace in another thread.

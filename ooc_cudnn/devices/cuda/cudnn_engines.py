@@ -1,4 +1,4 @@
-"""Which of cuDNN's engines may compute an operation: the settings' demands, and known faults.
+"""Selection of cuDNN's engines for an operation: the settings' demands, and known faults.
 
 The faults were found with cuDNN 9.19 on an H200, by running every engine of 133 small convolutions
 and their gradients in every dtype and layout against float64, results and workspace filled with

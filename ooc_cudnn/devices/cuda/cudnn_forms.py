@@ -131,7 +131,7 @@ def forms(operation: AnyConvolution) -> Iterator[Form]:
 
 
 def leaves_the_card_idle(operation: AnyConvolution) -> bool:
-    """Whether a filter is so small that its gradient, as float32 of halves, is few tiles."""
+    """Tell whether a filter is so small that its gradient, as float32 of halves, is few tiles."""
     elements = math.prod(forward_of(operation).w_shape)
     return isinstance(operation, ConvolutionBackwardFilter) and elements < _LARGE_FILTER
 

@@ -149,7 +149,7 @@ class Plans:
 
     @cached_property
     def bounds_workspace(self) -> bool:
-        """Whether cuDNN says what fits without building it."""
+        """Tell whether cuDNN says what fits without building it."""
         return bool(self._cudnn.backend_version() >= BOUNDS_WORKSPACE)
 
     def unbuilt(self, form: Form, engine: Engine, most: int | None) -> Executable | None:

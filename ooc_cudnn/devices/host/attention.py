@@ -38,7 +38,7 @@ class _Block(NamedTuple):
 
     @property
     def seen(self) -> int:
-        """So many keys are seen by its last query."""
+        """Number of keys that its last query sees."""
         keys, last = self.operation.k_shape[3], self.operation.first + self.queries.stop
         return min(keys, last) if self.operation.causal else keys
 

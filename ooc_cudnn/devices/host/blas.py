@@ -56,7 +56,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _forget_users() -> None:
-    """In a forked child: who used one thread is the parent's."""
+    """Reset a forked child: who used one thread is the parent's."""
     global _users
     functions = _functions() if _users else None
     if functions is not None and _before > 1:

@@ -112,7 +112,7 @@ class _Workspace:
             self.nbytes += align(elements * ITEM_BYTES[dtype])
 
     def pointers(self, workspace: tuple[int, int]) -> dict[str, int]:
-        """Where each lies."""
+        """Address of each operand."""
         start = workspace_pointer(workspace, self.nbytes)
         return {name: start + offset for name, offset in self.offsets.items()}
 

@@ -1,4 +1,4 @@
-"""What kernels of attention read: queries, keys and values as packed rows, and a bias."""
+"""Operands of attention's kernels: queries, keys and values as packed rows, and a bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launches would compile one after the other, compiled side by side before they run.
+"""Compilation ahead: what launches would compile one by one is compiled side by side before.
 
 A first step of a network launches dozens of kernels that no process has compiled, each for half a
 second, and engines of cuDNN that are compiled at run time. So its actions are first run without
@@ -27,7 +27,7 @@ MOST_COMPILERS = 16
 
 @dataclass
 class Collected:
-    """What launches would compile.
+    """Sources that launches would compile.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Which kernel runs which operation on the card: all but convolutions, which are cuDNN's."""
+"""The kernel that runs each operation on the card: all but convolutions, which are cuDNN's."""
 
 from __future__ import annotations
 

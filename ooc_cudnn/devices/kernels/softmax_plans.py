@@ -1,4 +1,4 @@
-"""Which kernel a softmax over the channels runs on, and its geometry. Plain functions, no GPU.
+"""The kernel of a softmax over the channels, and its geometry. Plain functions, no GPU.
 
 Channels that are contiguous are rows: in the registers of a few threads or a block each
 (`softmax_rows`), by way of shared memory where rows do not begin on wide boundaries

@@ -1,4 +1,4 @@
-"""From a described call to its plan: the same way whether it then runs or is only looked at."""
+"""Planning of a described call: the same whether it then runs or is only looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a request to its plan: as one run, or, for a chain that memory is short for, as several."""
+"""Planning of a request: as one run, or, for a chain that memory is short for, as several."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class _Copies:
 def _streamed(
     uses: Mapping[str, Uses], live_ranges: LiveRanges, on_device: Collection[str]
 ) -> Mapping[int, set[str]]:
-    """Of each phase the tensors that it reads or writes while they are not on the device."""
+    """Tensors that each phase reads or writes while they are not on the device."""
     streamed = defaultdict[int, set[str]](set)
     for base, used in uses.items():
         ranges = live_ranges.get(base, ())

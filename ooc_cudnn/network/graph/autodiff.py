@@ -1,4 +1,4 @@
-"""From a graph to a step: forward phases, and backward as a rewrite of the graph.
+"""Automatic differentiation of a graph to a step: forward phases, and backward as a rewrite.
 
 Backward goes through the nodes from the last to the first. When it comes to a node, all who read
 its result have added their part to the gradient of that result, so the gradient is complete. Only

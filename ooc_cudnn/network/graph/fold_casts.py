@@ -35,7 +35,7 @@ def fold_casts(nodes: Sequence[Node], asked: Collection[str]) -> tuple[Node, ...
 
 
 class _Folding:
-    """What is made and read by whom, and what is left of each node."""
+    """State of folding: who makes and reads each value, and what is left of each node."""
 
     def __init__(self, nodes: Sequence[Node], asked: Collection[str]) -> None:
         self._nodes, self._asked = nodes, asked

@@ -312,7 +312,7 @@ class NetworkPlan:
         ]
 
     def _cost_of_limit(self) -> list[str]:
-        """What the limit costs, the phases that set it, and from which limit on it falls away."""
+        """Lines that say what the limit costs, the phases that set it, and where it falls away."""
         least = self.one_piece_seconds
         if least is None or not self.needs or self.seconds <= COSTLY * least:
             return []

@@ -185,7 +185,7 @@ class Step:
 
 
 class RematEvent(NamedTuple):
-    """From which phase on readers find a map that was let go.
+    """Event from which on readers find a tensor again that was let go.
 
     Attributes
     ----------

@@ -281,7 +281,7 @@ def _cuts(call: TiledCall) -> tuple[list[Split], list[Split]]:
 
 
 def _priced(request: Request, cuts: Iterable[Split]) -> list[tuple[float, Split]]:
-    """What cuts take by the fastest engines, whatever the room for workspace; the fastest first."""
+    """Seconds of cuts by the fastest engines, whatever room workspace has; the fastest first."""
     planner = Planner(request, None)
     plans = ((planner.plan(cut), cut) for cut in cuts)
     priced = ((plan.seconds, cut) for plan, cut in plans if plan is not None)

@@ -137,7 +137,7 @@ def _both(maker: Phase, summing: Phase, call: TiledCall) -> Phase:
 
 
 class Makers:
-    """Which phase alone has made a gradient, whole, when another phase reads it."""
+    """The phase that alone has made a gradient, whole, when another phase reads it."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.uses = step, step.uses

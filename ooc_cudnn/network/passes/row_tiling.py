@@ -102,7 +102,7 @@ class _Band:
         ]
 
     def _rows(self) -> Mapping[int, Range | None]:
-        """From the last phase back: the rows that each makes, for those who read them."""
+        """Rows that each phase makes for those who read them, from the last phase back."""
         by_phase: dict[int, Range | None] = {}
         for index in reversed(range(len(self.part))):
             phase = self.part[index]

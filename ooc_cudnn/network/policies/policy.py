@@ -23,7 +23,7 @@ from perfmodel import MachineModel
 
 
 class Decision(NamedTuple):
-    """Which maps of a step are rematerialized, and which leave between forward and backward."""
+    """Decision for a step: which maps are rematerialized, and which leave until backward."""
 
     rematerialized: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()

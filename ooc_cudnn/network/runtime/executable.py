@@ -112,7 +112,7 @@ class Executable:
         self._views: dict[str, tuple[TensorSpec, DeviceView]] = {}
 
     def _made_on_host(self) -> set[str]:
-        """What tasks and moves write in memory of the host."""
+        """Tensors that tasks and moves write in memory of the host."""
         program = self.program
         moved = {item.target for item in program.items if isinstance(item, Move)}
         written = results_of(program) | {program.bindings[name].of or name for name in moved}

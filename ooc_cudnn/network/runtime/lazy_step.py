@@ -180,7 +180,7 @@ class LazyStep(ABC, Generic[R]):
 
     @property
     def name(self) -> str:
-        """What its plans and errors call it."""
+        """Name of it in plans and errors."""
         return self._name
 
     @property
@@ -255,7 +255,7 @@ class LazyStep(ABC, Generic[R]):
 
     @property
     def _times_engines(self) -> bool:
-        """Whether engines are timed before it runs; plans depend on that."""
+        """Tell whether engines are timed before it runs; plans depend on that."""
         settings = current()
         is_fixed = settings.machine is not None or settings.deterministic
         has_engines = get_device(settings.device).engines is not None

@@ -129,7 +129,7 @@ class TwoPartStep(LazyStep["ExecutableParts"]):
         return seeds
 
     def tune_for(self, given: Mapping[str, TensorSpec], **how: Any) -> list[Measurement]:
-        """As of any step; the gradients of outputs are given where the outputs are."""
+        """Tune as for any step; the gradients of outputs are given where the outputs are."""
         wrapped = {name: ArrayRef(None, spec, 0) for name, spec in given.items()}
         seeds = {name: each.spec for name, each in self._seeds(wrapped).items()}
         return super().tune_for({**given, **seeds}, **how)

@@ -1,4 +1,4 @@
-"""What a limit costs a plan, and the phases that set it: counted from tensors, never planned."""
+"""Costs of a limit, and the phases that set it: counted from tensors, never planned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def memory_needs(
 
 
 def _to_keep_all(step: Step, constraints: PlanConstraints) -> MemoryNeed:
-    """What the fullest phase holds where nothing leaves and nothing is made again."""
+    """Bytes that the fullest phase holds where nothing leaves and nothing is rematerialized."""
     ready = share_gradient_memory(fuse_gradient_sums(step))
     live_ranges = {
         base: found
@@ -53,7 +53,7 @@ def _to_keep_all(step: Step, constraints: PlanConstraints) -> MemoryNeed:
 
 
 def _to_stream_none(planned: LoweredStep, constraints: PlanConstraints) -> MemoryNeed | None:
-    """What the largest of the plan's phases touches, of those with an operand that is streamed."""
+    """Bytes that the largest of the plan's phases with a streamed operand touches."""
     step, live_ranges, there = planned.step, planned.lowered.live_ranges, constraints.on_device
     touched = {
         index: sum(align(step.tensors[base].nbytes) for base in bases - there)

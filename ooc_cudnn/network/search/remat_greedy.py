@@ -172,7 +172,7 @@ class _Search:
     def _best(
         self, held: Any, over: Any, tried: int, forbidden: Collection[RematEvent]
     ) -> RematState | None:
-        """With events that free most a second of what is too much, beginning where most is held."""
+        """State with the events that free most bytes a second, beginning where most is held."""
         total, before = over.sum(), self.state.seconds
         pressure = _Pressure(held, np.append(0, np.cumsum(over > 0)).tolist())
         copied, recomputed = self._candidates(pressure, int(over.argmax()), forbidden)

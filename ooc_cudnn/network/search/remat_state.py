@@ -349,7 +349,7 @@ class RematState:
 
     @property
     def seconds(self) -> float:
-        """That making again takes, and that computing loses to copies."""
+        """Seconds that events take, and that computing loses to copies."""
         return fsum(self._seconds.values())  # the same in any order
 
     def seconds_of(self, event: RematEvent) -> float:

@@ -127,7 +127,7 @@ class LinearProgram:
 
     @property
     def entries(self) -> int:
-        """How many coefficients all rows have."""
+        """Number of coefficients in all rows."""
         return sum(len(terms) for terms, _, _ in self.rows)
 
     def minimize_whole(

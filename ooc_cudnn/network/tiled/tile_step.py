@@ -76,7 +76,7 @@ class _TileNeeds:
         self.tensors: dict[str, Tensor] = {}
 
     def made(self) -> TileStep:
-        """From the last phase back what each makes; then the tensors and phases of that."""
+        """Result that each phase makes, from the last phase back; then its tensors and phases."""
         calls: list[tuple[Phase, Region, TiledCall, Mapping[str, Region]]] = []
         for phase in reversed(self.step.phases):
             wanted = self._wanted(phase)
@@ -173,7 +173,7 @@ class _TileNeeds:
         return part, regions
 
     def _images_of(self, phase: Phase) -> Range:
-        """Which images of a call: those of the block, if it has no others."""
+        """Images of a call: those of the block, if it has no others."""
         call = phase.call
         count = call.extents.n
         if count == self.count and call.streamed:

@@ -387,7 +387,7 @@ class _Clock:
 
     @property
     def said(self) -> str:
-        """What the points say that are left out."""
+        """Sentences about points that are left out."""
         return f"not planned: the {format_seconds(self._within)} of this sweep were over"
 
 
@@ -413,7 +413,7 @@ def _points(
 
 
 def _done(plan: NetworkPlan | Figures) -> str:
-    """What becomes of tensors, by their bytes: "kept 61 %, recomputed 39 %"."""
+    """Shares of tensors by their bytes: "kept 61 %, recomputed 39 %"."""
     nbytes = plan.fate_bytes
     total = sum(nbytes.values()) or 1
     shares = {fate: round(100 * nbytes.get(fate, 0) / total) for fate in FATES}

@@ -301,7 +301,7 @@ class AttentionGradientCall(_OfAttention):
 
 
 def _reach(forward: Attention, q: Array, k: Array, bias: Array | None) -> Array:
-    """How far the roundings of a query's scores reach: (n, heads, queries, 1)."""
+    """Scale of the rounding errors of a query's scores: (n, heads, queries, 1)."""
     size = abs(forward.scale) * (np.abs(as_rows(q)) @ forward.of_heads(np.abs(k)).swapaxes(2, 3))
     if bias is not None and not forward.is_mask:
         size = size + np.where(np.isfinite(bias), np.abs(bias), 0)

@@ -109,7 +109,7 @@ class Attention:
 
     @property
     def depth(self) -> int:
-        """Of q and k."""
+        """Depth of q and k."""
         return self.q_shape[1]
 
     @property
@@ -172,7 +172,7 @@ class Attention:
         return np.repeat(as_rows(array), self.group, axis=1)
 
     def of_key_heads(self, array: Array) -> Array:
-        """What rows of each head of the queries give keys, summed over those that share these."""
+        """Sum the rows that heads of queries give keys over those that share these."""
         n, heads, *rest = array.shape
         grouped = array.reshape(n, heads // self.group, self.group, *rest)
         return as_channels(np.asarray(grouped.sum(axis=2)))

@@ -100,7 +100,7 @@ class AdaptivePooling(Applied):
 
 @dataclass(frozen=True, eq=False)
 class Pad(Applied):
-    """So many elements of a value around x; where negative, x cropped.
+    """Padding: so many elements of a value around x; where negative, x is cropped.
 
     Parameters
     ----------

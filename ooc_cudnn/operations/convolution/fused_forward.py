@@ -89,12 +89,12 @@ class FusedConvolution:
         return Pointwise(shape, dtype, dtype, self.mode, has_shift=True)
 
     def work(self) -> Work:
-        """As much as the convolution: y is written once. Other engines than its compute it."""
+        """Work of the convolution: y is written once. Other engines than its compute it."""
         forward = self.forward
         return forward.work_of(forward.line(self.name), forward.y_dtype)
 
     def reference(self, *inputs: Array) -> Array:
-        """In float64."""
+        """Compute in float64."""
         x, w, b = inputs
         value = self.forward.reference(x, w)
         value = value + b.astype(np.float64).reshape(-1, *[1] * (value.ndim - 2))

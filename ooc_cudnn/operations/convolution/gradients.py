@@ -43,7 +43,7 @@ class _Gradient:
         raise NotImplementedError
 
     def work(self) -> Work:
-        """As much as the forward convolution."""
+        """Work of the forward convolution."""
         forward, elements = self.forward, math.prod(self.output_shape)
         key = forward.line(self.direction)
         if min(forward.output_shape) < 1:  # no window reaches the piece: its result is zeros
@@ -107,7 +107,7 @@ class AddedBackwardData(ConvolutionBackwardData):
         return math.prod(self.output_shape) * DTYPES[self.alone.result_dtype]
 
     def work(self) -> Work:
-        """As much as the gradient, and `a` is read: other engines than the gradient's compute it.
+        """Work of the gradient, with `a` read: other engines than the gradient's compute it.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class AddedBackwardData(ConvolutionBackwardData):
         return forward.work_of(key, forward.dtype, extra, self.direction)
 
     def reference(self, *inputs: Array) -> Array:
-        """In float64."""
+        """Compute in float64."""
         *of_gradient, addend = inputs
         return super().reference(*of_gradient) + addend.astype(np.float64)
 

@@ -156,7 +156,7 @@ class TransposedConvolution(PositionDependent):
         return rows.start == 0 or rows.stop == self.input_shape[row_axis]
 
     def work(self) -> Work:
-        """As much as the convolution back."""
+        """Work of the convolution back."""
         return self.launched("", self.dtype).work()
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:

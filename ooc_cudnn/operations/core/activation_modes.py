@@ -95,7 +95,7 @@ def _gelu_tanh(y: Array, x: Array, coef: float) -> Array:
 
 
 def _mish_terms(x: Array) -> tuple[Array, Array, Array]:
-    """Of mish's gate tanh(log(1 + exp(x))) numerator, denominator, and a factor of its slope.
+    """Return numerator, denominator and a slope's factor of mish's gate tanh(log(1 + exp(x))).
 
     By exp(-|x|): without cancellation, and without overflow.
     """

@@ -178,7 +178,7 @@ class TiledCall(Scaled, ABC):
         return self.alpha, self.beta
 
     def sweeps_of(self, name: str) -> int:
-        """In how many sweeps an operand is touched."""
+        """Return the number of sweeps in which an operand is touched."""
         return self.sweeps
 
     # Cutting ----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class OneShape:
         problem: str = "",
         one_in: str = "",
     ) -> Work:
-        """So many reads and writes of it, one perhaps in another type; exponentials an element."""
+        """Count reads and writes, one perhaps in another type, and exponentials an element."""
         elements = math.prod(self.shape)
         items = (count - 1) * ITEM_BYTES[self.dtype] + ITEM_BYTES[one_in or self.dtype]
         return pass_work(
@@ -65,7 +65,7 @@ class PerElement(OneShape):
         return replace(self, shape=shape)  # type: ignore[type-var]  # it is mixed into dataclasses
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
-        """As large as x with the parameters' own size on top."""
+        """Magnitude of the result: that of x with the parameters' own size on top."""
         return self.reference(x, *(np.abs(p) for p in parameters))
 
     def reference(self, x: Array, *parameters: Array) -> Array:

@@ -235,7 +235,7 @@ class Builder:
     def finish(
         self, name: str, result: str, pointwise: Pointwise | None = None, shift: str = ""
     ) -> None:
-        """From a computed tensor to a result: memory order, an elementwise pass, alpha and beta.
+        """Turn a computed tensor into a result: memory order, an elementwise pass, alpha and beta.
 
         Parameters
         ----------

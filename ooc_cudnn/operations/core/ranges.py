@@ -171,7 +171,7 @@ class Ranges(Sequence[Range]):
 
     @property
     def places(self) -> int:
-        """In how many places its ranges lie: groups that are cut, or ranges of whole groups.
+        """Number of places in which its ranges lie: cut groups, or ranges of whole groups.
 
         Of several groups: one that is cut is not told from none.
 

@@ -1,4 +1,4 @@
-"""Which launches accept a channel slice of a wider tensor (concatenation without a copy).
+"""Launches that accept a channel slice of a wider tensor (concatenation without a copy).
 
 cuDNN's graphs are of packed tensors. The kernels of operations of `any_strides` take maps of any
 strides, so that some channels of a map need no copy to a place of their own.

@@ -50,7 +50,7 @@ def padding_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair
 
 
 def signed_pairs(value: Any, axes: int, *, name: str = "padding") -> tuple[Pair, ...]:
-    """As `padding_pairs`, where negative ones crop.
+    """Read pairs as `padding_pairs` does, where negative ones crop.
 
     >>> signed_pairs([(0, -1), 2], 2)
     ((0, -1), (2, 2))

@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 
 
 class RandomSource(NamedTuple):
-    """From what random numbers are made: the same for an image however the batch is cut.
+    """Source of random numbers: the same for an image however the batch is cut.
 
     Attributes
     ----------

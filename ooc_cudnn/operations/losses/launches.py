@@ -99,7 +99,7 @@ class _CrossEntropy(OneShape):
         return LabelWeights((n, *sites), self.labels_dtype, classes, self.ignore_index, self.dtype)
 
     def over(self, count: int) -> Work:
-        """So many reads and writes of the logits."""
+        """Count the reads and writes of the logits."""
         problem = f"{self.name}; {self.shape[1]} channels"
         return self.passes("/softmax", count, exponentials=1, problem=problem)
 
@@ -196,7 +196,7 @@ class _ElementLoss(OneShape):
     name = ""
 
     def over(self, count: int) -> Work:
-        """So many reads and writes of x."""
+        """Count the reads and writes of x."""
         exponentials = int(self.mode == SIGMOID)
         return self.passes("/losses", count, exponentials=exponentials, problem=self.name)
 

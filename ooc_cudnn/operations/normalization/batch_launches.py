@@ -27,7 +27,7 @@ class _Tensor(OneShape):
     name: str
 
     def over(self, count: int, kind: str = "") -> Work:
-        """So many reads and writes of it."""
+        """Count the reads and writes of it."""
         problem = f"{self.name}; {self.shape[1]} channels"
         return self.passes(f"/batch_normalization{kind}", count, problem=problem)
 

@@ -76,7 +76,7 @@ class ChannelMomentsCall(PerChannel):
         self.gather_moments(build)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """In two passes."""
+        """Compute the expected results in two passes."""
         x = np.stack(self.images("x", piece, read))
         mean = x.mean()
         found = np.array([[x.size], [mean], [((x - mean) ** 2).sum()]])

@@ -69,7 +69,7 @@ class NormaliseSites(OneShape):
         return np.asarray(scale * (x - x.mean(axis=1, keepdims=True)) / spread + bias)
 
     def magnitude(self, x: Array, *parameters: Array) -> Array:
-        """As large as x where the channels of a site are alike: no deviation is less."""
+        """Magnitude where the channels of a site are alike: no deviation is less."""
         scale, bias = (np.abs(per_channel(vector, x.ndim)) for vector in parameters)
         largest = x.max(axis=1, keepdims=True)
         return np.asarray(scale * 2 * largest / math.sqrt(max(self.epsilon, 1e-30)) + bias)

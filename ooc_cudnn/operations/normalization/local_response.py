@@ -111,7 +111,7 @@ class LocalResponse(OneShape):
         return self.work_of(2, powers=1)
 
     def work_of(self, count: int, powers: int) -> Work:
-        """So many reads and writes of the tensor, and powers of sums an element."""
+        """Count the reads and writes of the tensor, and powers of sums an element."""
         whole = self.passes("", count)
         elements = math.prod(self.shape)
         return pass_work(

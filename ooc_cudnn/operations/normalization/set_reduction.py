@@ -83,7 +83,7 @@ class _OfSets(OneShape):
         return (self.rows, self.shape[0], self.sets)
 
     def over(self, count: int, one_in: str = "") -> Work:
-        """So many reads of it, one of them in a type."""
+        """Count the reads of it, one of them in a type."""
         problem = f"{self.name}; {self.shape[1]} channels"
         return self.passes("/batch_normalization/sums", count, problem=problem, one_in=one_in)
 

@@ -212,7 +212,7 @@ class PoolingGradientCall(ForwardTypedCall, SingleOpCall):
         return self.inputs_of(rows)[0] if name == "dx" else super().tile_rows(name, rows)
 
     def on_tile(self, tile: Tile) -> Self:
-        """That of all windows which see the tile: they begin and end inside what x is made of."""
+        """Gradient of all windows that see the tile: they are inside what x is made of."""
         extents, padding = [], []
         for axis, rows in enumerate(tile.sites, ROW_AXIS):
             (start, stop), (before, after) = self.along(axis).inputs_of(rows)
@@ -229,5 +229,5 @@ class PoolingGradientCall(ForwardTypedCall, SingleOpCall):
         return value, operation.reference(*absolute)  # type: ignore[attr-defined]
 
     def rounding(self) -> Rounding:
-        """As many windows as can meet in one element."""
+        """Number of windows that can meet in one element."""
         return Rounding(math.prod(self.forward.window), self.dtype)

@@ -198,7 +198,7 @@ def outputs_reaching(windows: AxisWindows, elements: Range) -> Range:
 
 
 def cycles(windows: AxisWindows, outputs: Range, margin: int = 0) -> int:
-    """So many cycles further up, a range of outputs looks at x in the same way.
+    """Number of cycles further up at which a range of outputs looks at x in the same way.
 
     0 where a border clips a run of it, or of the `margin` outputs beside it.
 

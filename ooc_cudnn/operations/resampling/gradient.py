@@ -77,7 +77,7 @@ class ResamplingGradientCall(ForwardTypedCall, SingleOpCall):
         return super().axis_ranges(axis, size)
 
     def _cycles(self, h_y: Range) -> int:
-        """So many cycles further up, rows are seen in the same way."""
+        """Number of cycles further up at which rows are seen in the same way."""
         return cycles(self._windows, self._outputs(h_y), margin=1)
 
     def row_key(self, piece: Piece) -> Hashable:
@@ -115,6 +115,6 @@ class ResamplingGradientCall(ForwardTypedCall, SingleOpCall):
         return value, operation.reference(*absolute)  # type: ignore[attr-defined]
 
     def rounding(self) -> Rounding:
-        """As many outputs as can see one element."""
+        """Number of outputs that can see one element."""
         windows = self.forward.windows
         return Rounding(math.prod(-(-2 * w.count // w.extent) + 2 for w in windows), self.dtype, 4)

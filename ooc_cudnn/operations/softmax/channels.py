@@ -30,7 +30,7 @@ class _Pass(OneShape):
     name = "softmax"
 
     def over(self, count: int, *, exponentials: bool = False, channels: bool = False) -> Work:
-        """So many reads and writes; whether there is an exponential an element."""
+        """Count reads and writes; say whether there is an exponential an element."""
         problem = f"{self.name} {self.algorithm}"
         if channels:
             problem += f"; {self.shape[1]} channels"

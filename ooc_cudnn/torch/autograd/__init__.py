@@ -1,1 +1,1 @@
-"""What stands in PyTorch's autograd for a step under a limit."""
+"""Objects that stand in PyTorch's autograd for a step under a limit."""

@@ -29,7 +29,7 @@ from ooc_cudnn.torch.places import users_frame
 
 
 class Request:
-    """What a call hands to autograd's functions beside tensors: its step, and what that is given.
+    """Request that a call hands to autograd's functions beside tensors: its step, and arguments.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Request:
         return self.step.run(inputs, out, lasting, making)
 
     def kept(self, node: int, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """What a node of outputs saves of tensors in the order of the names.
+        """Tensors that a node of outputs saves, in the order of the names.
 
         PyTorch raises an error where one was changed that backward of the node computes with. Of
         the others forward has need alone, should it run again: what changes there is not counted.
@@ -218,7 +218,7 @@ class Seeds:
 
     @property
     def read(self) -> tuple[torch.Tensor, ...]:
-        """What gradients that are made of these depend on."""
+        """Tensors that these gradients depend on."""
         return (*self.tensors, *(each for each in self.gradients.values() if each is not None))
 
     def check_unchanged(self) -> None:
@@ -386,7 +386,7 @@ class Run:
                 self._made |= self._wanted(self._paused.go_on())
 
     def _wanted(self, made: dict[str, Any]) -> dict[str, Any]:
-        """Of several nodes, not all may be asked for their gradients (`inputs=`)."""
+        """Select nodes: of several, not all may be asked for their gradients (`inputs=`)."""
         if len(self.request.reached.nodes) == 1:
             return made
         return {name: made[name] for name in made if name in self._expected}

@@ -133,7 +133,7 @@ def check_not_asked_for(nodes: Iterable[Any]) -> None:
 
 
 def hidden_gradient_error() -> HiddenGradientError:
-    """What is said to who asks for the gradient of what another output is made of."""
+    """Return the error of asking for the gradient of what another output is made of."""
     return HiddenGradientError(
         "the gradient of an output, or of an argument that forward changes in place, is asked for, "
         "and forward makes another output of it, whose gradient it would not see: register a hook "

@@ -1,4 +1,4 @@
-"""What hooks, functions' backward and checkpoints read when backward runs, and others may change.
+"""State that hooks, functions' backward and checkpoints read in backward: compared with forward's.
 
 They are traced with the forward that they are in. Between that and backward a user may put another
 buffer, attribute or global in place, or the next forward may. PyTorch would read that.
@@ -89,7 +89,7 @@ class LateRead:
         return where, self.name, self.entry, self.asks, self.is_handle, self.who
 
     def value(self, owner: Any) -> Any:
-        """What is there now."""
+        """Value that is there now."""
         if self.entry:
             return _entry(owner, *self.entry)
         if self.name is None:
@@ -100,7 +100,7 @@ class LateRead:
         return found is not _GONE if self.asks else found
 
     def told(self, forward: Callable[..., Any] | None) -> str:
-        """As its user writes it, who calls a model of that forward."""
+        """Name of it as its user writes it, who calls a model of that forward."""
         where = self.where if isinstance(self.where, str) else ""
         source = where if self.name is None else f"{where}.{self.name}"
         source += "".join(f"[{key!r}]" for key in self.entry)
@@ -124,7 +124,7 @@ class LateRead:
 
 
 class LateState:
-    """What late reads find when forward ends, and again before backward.
+    """Values of late reads when forward ends, and again before backward.
 
     It holds the objects that are read of, as what reads them would.
 
@@ -198,7 +198,7 @@ class _Handle:
 
 
 def _owners(reads: Sequence[LateRead], scope: dict[str, Any]) -> list[Any]:
-    """What has the names of reads."""
+    """Return the objects that have the names of reads."""
     names = dict.fromkeys(each.where for each in reads if isinstance(each.where, str))
     scope = {**_NAMES, **scope}
     try:
@@ -223,7 +223,7 @@ def _remedy(read: LateRead) -> str:
 
 
 def roots_of(reads: Iterable[LateRead], scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What the names of reads begin with, of the globals of a capture.
+    """Return what the names of reads begin with, of the globals of a capture.
 
     These are modules and the like, which nobody replaces. The globals themselves are emptied when
     the capture is let go of, and a backward may come later.
@@ -260,7 +260,7 @@ def _is_pytorchs(name: Any) -> bool:
 
 
 def _held_by(owner: Any, name: str) -> tuple[Any, Any]:
-    """What holds an attribute, and what it is, without a call of what the user has written."""
+    """Find what holds an attribute, and its value, without a call of what the user has written."""
     if isinstance(owner, CellType):  # of a function, whose variable has the name
         return owner, next(iter(_contents(owner)), _GONE)
     if isinstance(owner, torch.Tensor):  # PyTorch warns where a gradient is never there
@@ -331,7 +331,7 @@ def _look_at(value: Any, found: list[tuple[Any, Any]], around: tuple[int, ...]) 
 
 
 def _state(value: Any) -> Any:
-    """What changes where a value stays the same object."""
+    """Return what changes where a value stays the same object."""
     if isinstance(value, set):
         return frozenset(value)
     if isinstance(value, np.ndarray):

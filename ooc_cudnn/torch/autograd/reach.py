@@ -1,4 +1,4 @@
-"""Which outputs of a network depend on which of its tensors: what is one node of autograd's.
+"""Reach of outputs: the tensors of a network that each depends on, and autograd's nodes for them.
 
 An output may be computed from more than its gradient reaches: from what is detached, or has none.
 """
@@ -12,7 +12,7 @@ from perfmodel.cached import cached_property
 
 @dataclass(frozen=True)
 class Reach:
-    """What the gradients of outputs reach.
+    """Reach of the gradients of outputs.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Reach:
 
     @cached_property
     def of_names(self) -> dict[str, tuple[int, ...]]:
-        """Of each name that is reached the nodes from which it is."""
+        """Nodes from which each name is reached."""
         found = dict[str, tuple[int, ...]]()
         for node, (place, *_) in enumerate(self.nodes):
             for name in self.of_outputs[place]:
@@ -56,7 +56,7 @@ class Reach:
 
     @cached_property
     def read(self) -> tuple[frozenset[str], ...]:
-        """Of each node the names that its outputs and their gradients are computed from."""
+        """Names that the outputs of each node and their gradients are computed from."""
         return tuple(
             frozenset().union(*(self.read_for[place] for place in places)) for places in self.nodes
         )

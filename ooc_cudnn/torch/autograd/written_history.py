@@ -18,7 +18,7 @@ from ooc_cudnn.torch.autograd.hidden_gradients import HiddenGradient, shown
 
 @dataclass(eq=False)
 class Outcome:
-    """Whether the elements were written, too."""
+    """Outcome of a write: whether the elements could not be written, too."""
 
     failed: bool = False
 
@@ -47,7 +47,7 @@ class _Written(torch.autograd.Function):
 
 
 def _as_shown(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-    """What a view hands on; who asks for its gradient has it before this.
+    """Hand on a view; who asks for its gradient has it before this.
 
     There is no way to hand on nothing: what is not known is zeros.
     """
@@ -61,7 +61,7 @@ def _as_shown(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor 
 
 
 class _OfValue(torch.autograd.Function):
-    """What has the history of a value, and the elements of a target."""
+    """Function with the history of a value, and the elements of a target."""
 
     @staticmethod
     def forward(

@@ -294,7 +294,7 @@ def placeholders_of(module: torch.fx.GraphModule, *, in_a_call: bool) -> list[Pl
 
 
 class Sizes:
-    """What runs a graph for each of the sizes of its arguments: the newest that memory is for.
+    """Runners of a graph for the sizes of its arguments: the newest that memory is for.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ class Sizes:
     def of(
         self, tensors: Sequence[Any], make: Callable[[], ReadyModel | EmptyModel]
     ) -> ReadyModel | EmptyModel:
-        """What runs tensors of these sizes; where there is none it is made.
+        """Return what runs tensors of these sizes; make it where there is none.
 
         Raises
         ------

@@ -154,7 +154,7 @@ class Call:
 
     @property
     def scope(self) -> dict[str, Any]:
-        """What TorchDynamo's names of what it is given begin with."""
+        """Roots of TorchDynamo's names of what it is given."""
         return {"L": {"forward": self.forward, "args": self.args, "kwargs": self.kwargs}}
 
     @property
@@ -165,7 +165,7 @@ class Call:
 
 
 def _entry(forward: Any, args: Any, kwargs: Any) -> Any:
-    """What Dynamo compiles: each kind of call has a copy of it, with a cache of its own."""
+    """Entry that Dynamo compiles: each kind of call has a copy of it, with a cache of its own."""
     if not torch.compiler.is_compiling():
         raise missed  # type: ignore[name-defined]  # noqa: F821  # a global of each copy
     return forward(*args, **kwargs)

@@ -62,7 +62,7 @@ def _channels(model: torch.nn.Module) -> tuple[int, int] | tuple[()]:
 
 
 def _of_axes(x: torch.Tensor, why: str, channels: int, axes: int) -> str:
-    """Where the axes of an image lie otherwise than (n, channels, spatial...), or lack: what to do.
+    """Say what to do where the axes of an image are not (n, channels, spatial...), or lack.
 
     >>> _of_axes(torch.ones(9, 9, 3), "expected input to have 3 channels", 3, 2)[-33:]
     'or numpy.moveaxis(x, -1, 0)[None]'

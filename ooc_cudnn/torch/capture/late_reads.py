@@ -1,4 +1,4 @@
-"""What backward would read later than the capture does: traced again, once forward has ended.
+"""Late reads, which backward would make after the capture: traced again once forward has ended.
 
 Hooks of tensors, the backward of an `autograd.Function` and checkpoints run when forward is over,
 and read attributes, cells and entries as they are then. TorchDynamo traces them where forward comes
@@ -67,7 +67,7 @@ _CONTAINER, _VARIABLE = "a container", "a variable"
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the trace of a body has read: its graph, and the nodes outside that it is given."""
+    """Trace of a body: its graph, and the nodes outside that it is given."""
 
     graph: tuple[Any, ...]
     given: tuple[Any, ...]
@@ -135,7 +135,7 @@ class _Watched(NotedReads):
 
 
 def _traced_again(tx: Any, body: _Body) -> _Reading | None:
-    """What a body reads now; None if it cannot be traced, or adds to the graph around it."""
+    """Trace again what a body reads; None if it cannot be traced, or adds to its graph."""
     output = tx.output
     effects, parts = output.side_effects, set(output.nn_modules)
     graphs = [each.graph for each in output.tracers]
@@ -181,7 +181,7 @@ def _drop_last(graph: torch.fx.Graph, parts: set[str]) -> None:
 
 
 def _reading(graph: torch.fx.Graph, given: Sequence[Any], own: Sequence[Any] = ()) -> _Reading:
-    """What a body reads; its `own` results by number, for they are others outside of it."""
+    """Return what a body reads; its `own` results by number, for they are others outside of it."""
     nodes = [_below_hooks(each.node) for each in given]
     return _Reading(
         _as_numbered(graph), tuple(own.index(each) if each in own else each for each in nodes)
@@ -231,7 +231,7 @@ def _replaced(first: _Reading, second: _Reading | None) -> list[str]:
 
 
 def _name_of_write(item: Any, name: str | None, tx: Any) -> str:
-    """What forward writes: an attribute, a variable of a function, or into a container."""
+    """Name what forward writes: an attribute, a variable of a function, or into a container."""
     if isinstance(item, CellVariable):
         found = item.local_name or tx.current_instruction.argval
         return found if isinstance(found, str) else _VARIABLE
@@ -251,14 +251,14 @@ def _is_pytorchs(code: CodeType) -> bool:
 
 
 def _of_wrapped(made: tuple[Any, ...]) -> _Reading:
-    """What a checkpoint has read, of what TorchDynamo notes of it."""
+    """Return what a checkpoint has read, of what TorchDynamo notes of it."""
     (_, *given), *others = made
     module = next(each for each in others if isinstance(each, torch.fx.GraphModule))
     return _reading(module.graph, given)
 
 
 def _copied(results: Any) -> Any:
-    """What a forward has returned, as it is now."""
+    """Copy what a forward has returned, as it is now."""
     if results.is_tensor():
         return results.clone()
     return results.clone(items=[each.clone() for each in results.items])

@@ -1,4 +1,4 @@
-"""What hooks, functions' backward and checkpoints read, noted while TorchDynamo traces them.
+"""Reads of hooks, functions' backward and checkpoints, noted while TorchDynamo traces them.
 
 A name of what was there before forward is TorchDynamo's own. Of what forward makes there is a
 variable alone, until it is known where forward leaves it.
@@ -33,7 +33,7 @@ def _is_of_its_own(name: str | None) -> bool:
 
 
 class NotedReads:
-    """What the bodies of one graph read."""
+    """Reads of the bodies of one graph."""
 
     def __init__(self) -> None:
         #: What is traced now, innermost last, and what all of them have read by name.
@@ -89,7 +89,7 @@ class NotedReads:
                 self.has_read(place, name)
 
     def all_reads(self, effects: SideEffects, stack: Sequence[Any]) -> list[LateRead]:
-        """What bodies have read, once it is known what forward leaves and returns.
+        """Return what bodies have read, once it is known what forward leaves and returns.
 
         Raises
         ------
@@ -132,7 +132,7 @@ def entry_read(tx: Any) -> tuple[Any, ...]:
 
 
 def _key_of(tx: Any, instruction: Any) -> Any:
-    """What an instruction puts on the stack, if it is a key that names can have; or else None."""
+    """Return what an instruction puts on the stack, if names can have it as a key; or else None."""
     if instruction.opname in _LOADS_KEY:
         found = instruction.argval
     else:

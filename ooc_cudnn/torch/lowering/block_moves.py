@@ -200,7 +200,7 @@ def selected(operation: Operation, wanted: Wanted) -> MadePart:
 
 @block_rule("flip")
 def flipped(operation: Operation, wanted: Wanted) -> MadePart:
-    """In the other direction: a block is read from the other end."""
+    """Block rule of a flip: a block is read from the other end."""
     spans, x = only(wanted), lead_of(operation).shape
     gone = {each % len(x) for each in operation.arguments["dims"]}
     lead = tuple(

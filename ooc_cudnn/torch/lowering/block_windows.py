@@ -24,7 +24,7 @@ from ooc_cudnn.torch.tracing.graph import Operation
 
 
 def per_axis(value: Any, axes: int) -> tuple[int, ...]:
-    """As ATen takes sizes: one for all axes, or one each."""
+    """Read sizes as ATen takes them: one for all axes, or one each."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return values * axes if len(values) == 1 else values
 

@@ -140,7 +140,7 @@ class FallbackRunner(_Told):
         images: int,
         at_once: int,
     ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor], range]]:
-        """So many images at once of inputs, and of others that are of images; and which."""
+        """Shares of a batch of inputs, and of others that are of images; and which."""
 
         def part(tensor: torch.Tensor, first: int, last: int) -> torch.Tensor:
             each = tensor.shape[0] // images
@@ -443,7 +443,7 @@ def draw_from_seed(words: tuple[int, ...], device: torch.device) -> Iterator[Non
 
 @contextlib.contextmanager
 def on_stream(device: torch.device, stream: Any) -> Iterator[None]:
-    """In the order of a stream of the card, or on the host; as the operations say, not autocast."""
+    """Run in the order of a card's stream, or on the host; types are the operations'."""
     if device.type != "cuda":
         with without_autocast():
             yield

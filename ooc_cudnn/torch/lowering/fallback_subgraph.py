@@ -43,7 +43,7 @@ class FallbackResult(NamedTuple):
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Of each axis of the value the axis of its array."""
+        """Axis of the array for each axis of the value."""
         return tuple(self.order.index(axis) for axis in range(len(self.order)))
 
 

@@ -242,7 +242,7 @@ class Fallbacks:
     def _rearranged(
         self, operations: list[Operation], value: Value, channels: int | None, *, plain: bool
     ) -> LoweredValue | None:
-        """What is only moved, in training: the library moves it, image by image."""
+        """Lower what is only moved, in training: the library moves it, image by image."""
         found = self._moves(operations, value)
         images = None if found is None else found.axis_of_images
         if found is None or images is None or (plain and images):
@@ -265,7 +265,7 @@ class Fallbacks:
         return self._made[value, order]
 
     def _moves(self, operations: list[Operation], value: Value) -> Rearrangement | None:
-        """How what is deferred for a value moves it; None if it does anything else."""
+        """Return how a value's deferred operations move it; None if they do anything else."""
         sources = _read_by(operations)
         if (
             not self._to.training  # whole images would be read for each block of an inference
@@ -468,7 +468,7 @@ class Fallbacks:
         return FallbackSubgraph(tuple(operations), tuple(inputs), tuple(orders), results, axes)
 
     def _node(self, part: FallbackSubgraph) -> list[LoweredValue]:
-        """What the results are in the network, of a node that makes them all."""
+        """Return the results in the network of a node that makes them all."""
         tensors = [self._tensor(value) for value in part.inputs]
         computation = FallbackRunner(part, self.reason(part.operations))
         first, *others = (
@@ -596,7 +596,7 @@ def _read_by(operations: list[Operation]) -> list[Value]:
 
 
 def _casts(dtype: str, types: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """What elements of a type are cast to, before they are moved, and behind that.
+    """Types that elements are cast to, before they are moved, and behind that.
 
     They move where they are smallest.
     """

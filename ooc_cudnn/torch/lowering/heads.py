@@ -26,7 +26,7 @@ class HeadsOfChannels(NamedTuple):
 
 
 def heads_of_channels(part: FallbackSubgraph, source: Tensor) -> HeadsOfChannels | None:
-    """What (n, depth, heads, sites) is, by moves alone, of a tensor (n, channels, sites...)."""
+    """Match moves of a tensor (n, channels, sites...) to (n, depth, heads, sites), or None."""
     shape = part.first.shape
     if len(source.shape) < 3 or len(shape) != 4 or shape[3] != math.prod(source.shape[2:]):
         return None

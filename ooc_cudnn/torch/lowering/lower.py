@@ -559,7 +559,7 @@ class GraphLowering:
         return {} if held is None or held is self._held[lead] else {lead: held}
 
     def argument(self, value: Value) -> Any:
-        """As rules take a value: held where it depends on inputs, else as it is."""
+        """Return a value as rules take it: held where it depends on inputs, else as it is."""
         if value.kind == "input" and value not in self._held:
             self._held[value] = LoweredValue.of(self.given(value))
         return self._held.get(value, value)
@@ -576,7 +576,7 @@ class GraphLowering:
         return unique
 
     def gathered(self, value: Any, channels: int) -> Any:
-        """What a rule that gathers is handed, in the network: this axis is the tensor's second.
+        """Return a value for a rule that gathers: this axis is the network tensor's second.
 
         Raises
         ------
@@ -592,7 +592,7 @@ class GraphLowering:
         return held
 
     def ranks(self) -> Ranks | None:
-        """With whom the operation's module shares statistics of a batch; None if with nobody."""
+        """Ranks that share statistics of a batch with the operation's module, or None."""
         return self._over_ranks(self._module)
 
     def plain(self, x: Any, *, least: int = 2, most: int = 5) -> Tensor:

@@ -76,7 +76,7 @@ def _maker(value: Any, makers: Makers) -> Operation | None:
 
 
 def _under_root(value: Value, makers: Makers, *, inverse: bool) -> tuple[Value, float] | None:
-    """What a root is taken of, and what is added to that."""
+    """Match a root: return what it is taken of, and what is added to that."""
     root = _maker(value, makers)
     if root is None:
         return None
@@ -93,7 +93,7 @@ def _under_root(value: Value, makers: Makers, *, inverse: bool) -> tuple[Value, 
 
 
 def _mean(value: Value, makers: Makers) -> tuple[Value, frozenset[int]]:
-    """What a mean, or a mean of means, is of, and over which axes."""
+    """Match a mean, or a mean of means: return what it is of, and its axes."""
     value, dims = _source(value, makers), set[int]()
     while value in makers and makers[value].name == "mean":
         told = makers[value].arguments
@@ -105,7 +105,7 @@ def _mean(value: Value, makers: Makers) -> tuple[Value, frozenset[int]]:
 
 
 def _square(value: Value, makers: Makers) -> Value | None:
-    """What a value is the square of."""
+    """Match a square: return what it is of."""
     made = makers.get(value)
     if made is None:
         return None
@@ -118,7 +118,7 @@ def _square(value: Value, makers: Makers) -> Value | None:
 
 
 def _centered(value: Value, makers: Makers) -> tuple[Value, Value] | None:
-    """What is subtracted from what."""
+    """Match a difference: return what is subtracted from what."""
     made = _maker(value, makers)
     if made is None or made.name != "sub" or made.arguments.get("alpha", 1) != 1:
         return None

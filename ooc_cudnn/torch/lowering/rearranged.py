@@ -1,4 +1,4 @@
-"""What operations that move elements alone make of a value: its axes split, permuted and joined."""
+"""Rearranged values, whose elements are only moved: their axes split, permuted and joined."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def rearrangement(
 
 
 def _after(operation: Operation, reads: Sequence[_Part], result: Value) -> _Part | None:
-    """What an operation makes of parts."""
+    """Apply an operation to the parts."""
     name, told, shape = operation.name, operation.arguments, result.shape
     if name in ("cat", "concat"):
         return _interleaved(reads, told.get("dim", 0) % len(shape))

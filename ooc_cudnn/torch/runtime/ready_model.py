@@ -169,7 +169,7 @@ class ReadyModel:
         return step
 
     def _nodes_of_what_is_before(self) -> dict[Value, frozenset[int]]:
-        """From which nodes of outputs, of several, gradients reach what is made before."""
+        """Find the nodes of outputs, of several, from which gradients reach what is made before."""
         to, nodes = self.lowered, self._reached.of_names
         found = dict[Value, frozenset[int]]()
         if len(self._reached.nodes) > 1:
@@ -222,7 +222,7 @@ class ReadyModel:
         return {at: later for at, later in further.items() if later}
 
     def _handed_and_read_further(self) -> dict[Value, tuple[Any, frozenset[str]]]:
-        """What others are made of, what holds it, and what the network makes of it.
+        """Collect what others are made of, what holds it, and what the network makes of it.
 
         That are outputs that the network or PyTorch reads further, and what PyTorch is handed.
         """
@@ -236,7 +236,7 @@ class ReadyModel:
         return found
 
     def _in_order(self) -> tuple[Operation | Value | Write, ...]:
-        """What PyTorch makes behind the network, and what others are made of, as forward has them.
+        """List PyTorch's results behind the network, and what others are made of, in order.
 
         So are arguments that are changed in place. One of them may be made of any before it.
         """
@@ -556,7 +556,7 @@ class ReadyModel:
         return named, running, request
 
     def _told(self, name: str) -> str:
-        """What a user is told of what the network is given by that name."""
+        """Name to the user what the network is given by that name."""
         given = self.lowered.given.get(name)
         return name if given is None else self.graph.told_of(given.value)
 
@@ -606,7 +606,7 @@ def _state_of(device: torch.device) -> torch.Tensor | None:
 
 
 def _told(graph: Graph, place: Value | int) -> str:
-    """What a user is told of a tensor: an output, or what forward keeps, has no name."""
+    """Name a tensor to the user: an output, or what forward keeps, has no name."""
     return "a tensor that forward made" if isinstance(place, int) else graph.told_of(place)
 
 

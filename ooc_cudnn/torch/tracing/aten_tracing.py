@@ -302,7 +302,7 @@ class GraphRecording(ProxyTorchDispatchMode):
         return fake
 
     def _constant_of(self, node: Any, values: Mapping[Any, Any]) -> Any:
-        """What a node makes of numbers alone; None where its shape is known, or depends on data."""
+        """Return what a node of unknown shape makes of numbers alone, or None."""
         if not has_unknown_shape(node.meta.get("example_value")):
             return None
         made = constant_of(node, values.__getitem__)

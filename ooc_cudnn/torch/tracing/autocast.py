@@ -122,7 +122,7 @@ def _casts_by_kernel(
 
 
 def _name(target: Any) -> str:
-    """As the dispatcher calls an operation."""
+    """Name an operation as the dispatcher does."""
     schema = target._schema
     return schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
 

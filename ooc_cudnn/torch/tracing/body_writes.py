@@ -1,4 +1,4 @@
-"""What the body of a function of functions changes in place, and draws: found on fake tensors."""
+"""Writes and draws of the body of a function of functions: found on fake tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ooc_cudnn.torch.tracing.autocast import without_autocast
 
 @dataclass(frozen=True)
 class BodyWrites:
-    """What a body changes of that which it did not make.
+    """Changes that a body makes to what it did not make.
 
     Attributes
     ----------

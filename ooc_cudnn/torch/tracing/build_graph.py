@@ -69,7 +69,7 @@ def _without_history(recorder: Recorder, results: Sequence[Any]) -> Iterator[Val
 def _read_late(
     recorder: Recorder, leaves: Sequence[Any], needed: Set[Value]
 ) -> Iterator[tuple[Value | int, tuple[str, str]]]:
-    """What backward reads as it is then, and others have, too: for what is needed."""
+    """Collect what backward reads as it is then, and others have, too: for what is needed."""
     places: dict[Value | int, Any] = dict(enumerate(leaves))
     places |= {value: seen.tensor for value, seen in recorder.inputs.items()}
     for place, tensor in places.items():

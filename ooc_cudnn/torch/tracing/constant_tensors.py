@@ -22,7 +22,7 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def constant_of(node: Any, number_of: Callable[[Any], Any]) -> Any:
-    """What a node of TorchDynamo's graph makes, where that depends on no data.
+    """Compute what a node of TorchDynamo's graph makes, where that depends on no data.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ _ENTRIES = torch.Tensor | slice | int | torch.SymInt | EllipsisType | None
 def part_of(
     x: torch.Tensor, axis: int, start: torch.Tensor, length: int | None = None
 ) -> torch.Tensor:
-    """What `x.select(axis, start)` shows, or `x.narrow(axis, start, length)`.
+    """Return what `x.select(axis, start)` shows, or `x.narrow(axis, start, length)`.
 
     Of tensors without data, fake and meta ones, it is the first such part.
 
@@ -109,7 +109,7 @@ def indices_followed() -> Iterator[None]:
 def recorded_part(
     recorder: Recorder, x: torch.Tensor, axis: int, start: torch.Tensor, length: int | None = None
 ) -> torch.Tensor:
-    """As `part_of`, of fake tensors that a recorder knows: a view by a value."""
+    """Record `part_of` for fake tensors that a recorder knows: a view by a value."""
     places = start.long()
     if length is not None:
         first = torch.where(places < 0, places + x.shape[axis], places)

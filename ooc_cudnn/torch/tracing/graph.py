@@ -85,7 +85,7 @@ class Operation:
 
     @property
     def said(self) -> str:
-        """As PyTorch calls it; by its name where that would be all of a body."""
+        """Name of it in PyTorch; its own where that would be all of a body."""
         return str(self.function) if isinstance(self.function, OpOverload) else self.name
 
     @property
@@ -178,7 +178,7 @@ class Graph:
 
     @cached_property
     def has_history(self) -> bool:
-        """Whether forward makes what gradients go back through, be it under `enable_grad` alone."""
+        """Tell whether gradients go back through what forward makes, be it by `enable_grad`."""
         left = (*self.outputs, *(write.value for write in self.writes))
         return any(
             isinstance(each, Value) and each.kind == "made" and each.requires_grad
@@ -187,7 +187,7 @@ class Graph:
         )
 
     def told_of(self, value: Value) -> str:
-        """What a user is told of a value: its name in the model, or that of the argument.
+        """Name a value to the user: its name in the model, or that of the argument.
 
         Of what is made the name of what is given and is the same memory, or the line that made it.
         """

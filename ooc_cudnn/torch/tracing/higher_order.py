@@ -84,7 +84,7 @@ class HigherOrder:
         return self._opaque(name, args, kwargs, examples, node.target)
 
     def _called(self, body: Any, *operands: Any) -> Any:
-        """What a checkpoint computes. In backward PyTorch reads again all that it is given."""
+        """Compute a checkpoint's results. In backward PyTorch reads again all that it is given."""
         memories = self._recorder.memories
         tensors = [each for each in operands if _is_tensor(each)]
         values = list(map(memories.read, tensors))
@@ -214,7 +214,7 @@ class HigherOrder:
         return pytree.tree_unflatten(fakes, structure)
 
     def zeroed(self, given: Sequence[Any], results: Sequence[Any]) -> tuple[Value, ...]:
-        """What gets zeros behind the tensors that an operator's backward returns None for."""
+        """List what gets zeros behind the tensors that an operator's backward returns None for."""
         outputs = [each for each in results if _is_tensor(each) and each.requires_grad]
         tensors = [each for each in given if _is_tensor(each) and each.requires_grad]
         values = list(map(self._recorder.memories.read, tensors))
@@ -231,7 +231,7 @@ class HigherOrder:
         return self._functions_behind([value for value, gradient in pairs if gradient is None])
 
     def _functions_behind(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        """What functions with a backward of their own make, of which values are made.
+        """Collect what functions with a backward of their own make, of which values are made.
 
         Where PyTorch has no gradient for the values, it has none for what made them, either, but
         calls the backward of such a function with zeros.
@@ -260,7 +260,7 @@ class HigherOrder:
         *,
         with_backward: bool,
     ) -> BodyWrites:
-        """What it changes in place; refuse what it cannot be given clones of."""
+        """Return what it changes in place; refuse what it cannot be given clones of."""
         recorder = self._recorder
         pairs = zip(tensors, values, strict=True)
         own = [
@@ -312,7 +312,7 @@ class HigherOrder:
 
 
 def _handed_on(forward: torch.fx.GraphModule) -> list[Any]:
-    """What TorchDynamo returns of a user's own function where that returns an input: its views."""
+    """Return what TorchDynamo makes of a function that returns an input: views of it."""
     return [
         each
         for each in forward.graph.nodes
@@ -329,7 +329,7 @@ def _traced_code() -> Container[Any]:
 
 
 def _without_gradients(args: Sequence[Any]) -> frozenset[int]:
-    """Which tensors a user's own backward has no gradient of: it returns None."""
+    """List the tensors that a user's own backward has no gradient of: it returns None."""
     _, backward, *operands = args
     (output,) = (node for node in backward.graph.nodes if node.op == "output")
     (results,) = output.args
@@ -363,7 +363,7 @@ def _of_hook(args: Sequence[Any]) -> tuple[Any, torch.Tensor, list[Any]]:
 
 
 def _forward_of(args: Sequence[Any]) -> tuple[dict[Any, Any], Sequence[Any], Sequence[Any]]:
-    """Of a function's forward: what each input is, its results, and what backward is given."""
+    """Read a function's forward: what each input is, its results, and what backward is given."""
     forward, _, *operands = args
     *nodes, output = forward.graph.nodes
     read = dict(zip((e for e in nodes if e.op == "placeholder"), operands, strict=True))

@@ -32,7 +32,7 @@ _MEET_GRADIENTS = frozenset({"add", "sub", "rsub", "mul", *_KEEP_PLACES})
 
 @dataclass(eq=False)
 class MaskedRows:
-    """What `x[..., mask, ...]` shows.
+    """Rows that `x[..., mask, ...]` shows.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class MaskedIndexing:
         memories.write(x, result)
 
     def _computed(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a function makes of each row. Others that it reads may have one row for all."""
+        """Compute a function of each row. Others that it reads may have one row for all."""
         rows = [*_rows_in((args, kwargs))]
         first = rows[0]
         are_alike = all(
@@ -234,7 +234,7 @@ def check_no_rows(tree: Any) -> None:
 
 
 def unknown_shape(node: Any) -> str:
-    """What is said of a node that makes a tensor whose shape depends on data."""
+    """Return the message about a node that makes a tensor whose shape depends on data."""
     name = "" if node is None else f"{node.name} "
     remedy = "take it out of forward"
     if name.startswith(("getitem", "setitem")):
@@ -266,7 +266,7 @@ def _has_rows(tree: Any) -> bool:
 
 
 def _condition(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Of what a node tells the places, `torch.where(mask)`, `mask.nonzero(as_tuple=True)`."""
+    """Return the condition of a node that tells places, `torch.where(mask)` or the like."""
     is_where = node.target is torch.where and len(args) == 1 and not kwargs
     if not is_where:
         is_nonzero = node.target in (torch.nonzero, "nonzero")
@@ -318,7 +318,7 @@ def _for_all(tensor: torch.Tensor, rows: MaskedRows) -> torch.Tensor:
 
 
 def _at_mask(node: Any, x: torch.Tensor, index: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """What an index but for its mask shows, the mask, and how many axes are behind it."""
+    """Split an index: what it shows but for its mask, the mask, and how many axes are behind it."""
     entries = list(_entries(index))
     places = [at for at, each in enumerate(entries) if isinstance(each, MaskedPlaces)]
     if places:

@@ -105,7 +105,7 @@ class SeenTensor:
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a view of another tensor to autograd: not one of another shape in place."""
+        """Tell whether it is a view of another tensor to autograd, not a reshape in place."""
         first = self
         while first.base is not None and first.base.tensor is first.tensor:
             first = first.base
@@ -137,7 +137,7 @@ class Memories:
 
     @property
     def numbers(self) -> dict[Value, int]:
-        """In which memory each value lies."""
+        """Number the memory that each value lies in."""
         number = {id(memory): at for at, memory in enumerate(self._memories.values())}
         return {seen.value: number[id(seen.memory)] for seen in self._seen.values()}
 

@@ -29,7 +29,7 @@ class _Switch(NamedTuple):
 
 
 def autograd_follows() -> bool:
-    """Whether autograd follows what is made: in inference mode it does not, whatever is enabled.
+    """Tell whether autograd follows what is made: in inference mode it does not, in any case.
 
     >>> with torch.inference_mode(), torch.enable_grad():
     ...     torch.is_grad_enabled(), autograd_follows()

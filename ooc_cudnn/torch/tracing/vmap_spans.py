@@ -1,4 +1,4 @@
-"""What is between the begin and the end of a `torch.vmap` in TorchDynamo's graph: one function."""
+"""Spans between the begin and the end of a `torch.vmap` in TorchDynamo's graph: one function."""
 
 from __future__ import annotations
 

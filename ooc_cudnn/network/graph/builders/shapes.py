@@ -118,7 +118,7 @@ class ShapeBuilders(Builders):
 
     @builder
     def pad(self, x: Tensor, padding: Padding, *, value: float = 0.0, name: str = "") -> Tensor:
-        """So many elements of a value around x; where negative, x cropped.
+        """Add so many elements of a value around x; where negative, crop x.
 
         `padding` is an int, one per spatial axis, or a (before, after) pair per axis. Zeros in
         front of a convolution become its padding, and cost nothing.

@@ -50,7 +50,7 @@ class _Attending(Node):
     def _reads(
         self, emit: Forward | Backward, maps: dict[str, Tensor], operation: launches.Attention
     ) -> dict[str, Tensor]:
-        """What both directions bind: lse is a map, so that y may be made again, and lse beside."""
+        """Operands that both directions bind: lse is a map, so that y may be rematerialized."""
         lse = Tensor(f"{self.name}.lse", operation.lse_shape, operation.lse_dtype)
         bias = {} if self.bias is None else {"bias": self.bias}
         return {**maps, **bias, "y": self.y, "lse": emit.known(lse)}

@@ -1,4 +1,4 @@
-"""Which channel is the largest at each site."""
+"""The index of the largest channel at each site: labels of a segmentation, in one or two bytes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ooc_cudnn.operations.elementwise.dropout import AdvanceCall, DropoutCall
 
 @dataclass(frozen=True)
 class Dropout(Node):
-    """In training y = x / (1 - p) where random numbers keep it, else 0; in inference y is x.
+    """Dropout: in training y = x / (1 - p) where random numbers keep it, else 0; else y = x.
 
     With p = 0 it always is.
 

@@ -29,7 +29,7 @@ WORTH_BANDS = 0.02
 
 
 class RowTiles(Strategy):
-    """As few bands as leave memory to whole maps, then twice as many, while that saves much.
+    """Strategy of row tiling: as few bands as leave memory to whole maps, then twice as many.
 
     All images at once, and one by one; or in so many micro-batches as are asked for.
     """

@@ -55,7 +55,7 @@ def _traced(function: Any) -> UserFunctionVariable:
 
 
 def _followed(was: Any, source: Any = None) -> UserFunctionVariable:
-    """What Dynamo traces in the place of PyTorch's function, as long as that stands there."""
+    """Function that Dynamo traces in the place of PyTorch's, as long as that stands there."""
     if source is not None:
         install_guard(source.make_guard(GuardBuilder.ID_MATCH))
     return _traced(_checkpoint)

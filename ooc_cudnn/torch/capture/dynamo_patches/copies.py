@@ -44,7 +44,7 @@ def copies_followed() -> Iterator[None]:
     in_its_place = polyfill.__torch_dynamo_polyfill__
 
     def inlined(was: Any, self: Any, function: Any, args: Any, *others: Any, **how: Any) -> Any:
-        """What TorchDynamo follows in the place of `object.__reduce_ex__`."""
+        """Function that TorchDynamo follows in the place of `object.__reduce_ex__`."""
         if getattr(function, "fn", None) is in_its_place:
             kind = args[0].python_type()
             if not _has_attributes_alone(kind):

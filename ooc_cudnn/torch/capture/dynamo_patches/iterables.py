@@ -46,7 +46,7 @@ _BETTER = {max: operator.gt, min: operator.lt}
 
 
 def _best(is_better: Any, items: Any, key: Any, default: tuple[Any, ...]) -> Any:
-    """What `max` and `min` give by a key: the first of those that are best."""
+    """Return what `max` and `min` give by a key: the first of those that are best."""
     found = default
     rank = None
     is_first = True

@@ -46,7 +46,7 @@ def is_container(item: VariableTracker) -> bool:
 
 
 def container_of(item: Any) -> Any:
-    """What holds the entries of a container: of a class derived from one it is another variable."""
+    """Return what holds the entries of a container: a derived class has another variable."""
     held = map(vars(item).get, _HOLDS)
     return next((each for each in held if each is not None), item)
 
@@ -96,7 +96,7 @@ def reachable(effects: SideEffects, stack: Sequence[Any]) -> set[int]:
 
 
 def _lasting(effects: SideEffects) -> Iterator[tuple[Any, str]]:
-    """What was there before and forward writes to, with its name."""
+    """Yield what was there before and forward writes to, with its name."""
     for item in list(effects.id_to_variable.values()):
         place = "" if item.source is None else source_name(item.source)
         if place and (item in effects.store_attr_mutations or is_container(item)):
@@ -104,7 +104,7 @@ def _lasting(effects: SideEffects) -> Iterator[tuple[Any, str]]:
 
 
 def _within(effects: SideEffects, item: Any) -> Iterator[tuple[Any, str]]:
-    """What is in a container or an object, with what comes behind the name of that; or ""."""
+    """Yield what is in a container or an object, with what comes behind its name; or ""."""
     for name, each in effects.store_attr_mutations.get(item, {}).items():
         yield each, f".{name}"
     items = vars(container_of(item)).get("items")

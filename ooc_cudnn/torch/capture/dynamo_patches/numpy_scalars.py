@@ -1,4 +1,4 @@
-"""What a NumPy scalar is to Python: TorchDynamo has arrays in place of them.
+"""NumPy scalars as they are to Python: TorchDynamo has arrays in place of them.
 
 `isinstance(numpy.float64(2), float)` is true, and no `numpy.ndarray` is there.
 """

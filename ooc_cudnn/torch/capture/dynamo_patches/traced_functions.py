@@ -36,7 +36,7 @@ _NUMBERS = (int, float, str, tuple, torch.Tensor)
 
 
 class _Name(SkipFunctionVariable):
-    """What `torch.vmap` calls a function in its errors: TorchDynamo cannot print a module."""
+    """Name of a function in errors of `torch.vmap`: TorchDynamo cannot print a module."""
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
         """A name for all."""

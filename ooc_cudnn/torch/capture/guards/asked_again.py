@@ -1,4 +1,4 @@
-"""What forward asks, and no guard of TorchDynamo's compares: asked again at each call.
+"""Questions of forward that no guard of TorchDynamo's compares: asked again at each call.
 
 Whether two names are one object: guards compare each of them with what is like it. And the order of
 an `OrderedDict`, which `move_to_end` changes: guards compare that of the dictionary beneath.
@@ -78,7 +78,7 @@ def _value(expression: Any, given: Mapping[str, Any], lasting: dict[str, Any]) -
 
 
 def _same_of(*objects: Any) -> list[int]:
-    """Which of them are the same: of each, where among them it comes first."""
+    """Return for each of them the place of the first one that is the same."""
     first = dict[int, int]()
     return [first.setdefault(id(each), at) for at, each in enumerate(objects)]
 

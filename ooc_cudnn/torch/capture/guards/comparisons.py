@@ -1,4 +1,4 @@
-"""What forward compares by what it is: `a is b`, `a in parts`, a key that is an object."""
+"""Comparisons by identity in forward: `a is b`, `a in parts`, a key that is an object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INSTRUCTIONS = ("is", "is not", "==", "!=")
 
 
 class Compared:
-    """What forward compares by what it is, or looks up by that."""
+    """Objects that forward compares by identity, or looks up by it."""
 
     def __init__(self) -> None:
         self._variables: dict[int, Any] = {}

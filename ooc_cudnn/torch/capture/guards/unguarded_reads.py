@@ -1,4 +1,4 @@
-"""What TorchDynamo reads without a guard: attributes of classes, and of empty dictionaries.
+"""Reads of TorchDynamo's without a guard: attributes of classes, and of empty dictionaries.
 
 Before PyTorch 2.13 it takes numbers, strings, lists of them and members of enums that it reads
 through a class (`Settings.gain`, `type(self).gain`) for what can never change, and the names of
@@ -57,7 +57,7 @@ def _attribute(was: Any, self: Any, tx: Any, name: str) -> Any:
 
 
 def _held(kind: type, name: str) -> Any:
-    """What a class has under a name, or its metaclass; the class itself where there is nothing."""
+    """Return what a class or its metaclass has under a name; the class itself where nothing is."""
     return getattr(kind, name) if name in _NAMES else inspect.getattr_static(kind, name, kind)
 
 

@@ -118,7 +118,7 @@ def product(to: GraphLowering, **arguments: Any) -> LoweredValue:
 
 
 def _products(to: GraphLowering, operation: Operation) -> _Products | None:
-    """What a product is the last one of, where nobody else reads what leads to it.
+    """Match the last one of a chain of products, where nobody else reads what leads to it.
 
     Of half types the softmax may be in float32, as autocast has it: scores are kept in that.
     """
@@ -152,7 +152,7 @@ def _products(to: GraphLowering, operation: Operation) -> _Products | None:
 
 
 class _Chain:
-    """What leads to a value that PyTorch would compute, each of one reader."""
+    """Chain of nodes to a value that PyTorch would compute, each of one reader."""
 
     def __init__(self, to: GraphLowering, dtype: torch.dtype) -> None:
         self._fallbacks = to.fallbacks
@@ -160,7 +160,7 @@ class _Chain:
         self.dtypes = {dtype, torch.float32} if dtype in _HALF else {dtype}
 
     def maker(self, value: Any, *names: str) -> Operation | None:
-        """What makes a value, if it is one of these."""
+        """Return the node that makes a value, if it is one of these."""
         while (
             isinstance(value, Value)
             and value in self._fallbacks
@@ -179,7 +179,7 @@ class _Chain:
         return None
 
     def added(self, value: Value) -> tuple[Value, Value | None]:
-        """What a value is the sum of with what hangs on no input, and that."""
+        """Match a sum: return a value that is added to what depends on no input, and that."""
         operation = self.maker(value, "add")
         if operation is None or operation.arguments.get("alpha", 1) != 1:
             return value, None
@@ -211,7 +211,7 @@ class _Chain:
         return split.reads[0], mask, windows
 
     def scaled(self, value: Value) -> tuple[Value, float]:
-        """What a value is a number times of, and the number."""
+        """Match a multiple: return what a value is a number times of, and the number."""
         operation = self.maker(value, "mul", "div")
         if operation is None or operation.arguments.get("rounding_mode") is not None:
             return value, 1.0
@@ -295,7 +295,7 @@ def _in_windows(to: GraphLowering, values: Sequence[Any], windows: int) -> Itera
 def _of_windows(
     mask: torch.Tensor, bias: torch.Tensor | None = None, *, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """What is added to the scores of each window and head."""
+    """Return what is added to the scores of each window and head."""
     windows, heads, *rest = shape
     added = mask if bias is None else mask + bias
     return _with_nan(added.expand(1, *shape).reshape(windows * heads, *rest))
@@ -337,7 +337,7 @@ def _rows(value: Any) -> Tensor:
 
 
 def _bias(to: GraphLowering, mask: Any, axes: int) -> Tensor:
-    """What is added to the scores, or which are seen: its axes are those of the scores."""
+    """Return what is added to the scores, or which are seen: its axes are those of the scores."""
     if isinstance(mask, LoweredValue):
         if not mask.is_plain or (axes == 3 and len(mask.axes) > 2):
             raise UnsupportedPatternError(f"a mask of shape {mask.shape} made of the inputs")
