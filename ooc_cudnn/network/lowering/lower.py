@@ -81,12 +81,12 @@ Count = Callable[[int], None]
 
 
 def accept_any(step: Step, live_ranges: LiveRanges) -> bool:
-    """Whatever they are."""
+    """Accept any live ranges."""
     return True
 
 
 def count_nothing(phases: int) -> None:
-    """Take no account of them."""
+    """Count no phases."""
 
 
 def lower_step(
@@ -125,10 +125,9 @@ def lower_step(
     room = constraints.target.room_bytes
     if spill:
         count(SPILLED * len(step.phases))
-        live_ranges = minimize_copies(
-            step, live_ranges, _Lowering(name, step, live_ranges, constraints).working(), room
-        )
-        live_ranges = {base: found for base, found in live_ranges.items() if found}
+        beside = _Lowering(name, step, live_ranges, constraints).working()
+        spilled = minimize_copies(step, live_ranges, beside, room)
+        live_ranges = {base: found for base, found in spilled.items() if found}
     while is_worth(step, live_ranges):
         worst, before = _overflow(step, live_ranges, share * room), live_ranges
         short: Sequence[int] = [] if worst is None else [worst]
@@ -157,15 +156,22 @@ def lower_step(
                 else _without_largest(step, live_ranges, phase)
             )
             if fewer is None:
-                least, setting = _least(name, step, constraints)
-                raise PlanInfeasibleError(
-                    function=f"{name}: {setting or step.phases[phase].name}",
-                    limit_bytes=constraints.target.limit_bytes,
-                    smallest_bytes=least,
-                    beside_bytes=constraints.target.beside_bytes,
-                )
+                raise _infeasible(name, step, constraints, phase)
             live_ranges = fewer
     return None
+
+
+def _infeasible(
+    name: str, step: Step, constraints: PlanConstraints, phase: int
+) -> PlanInfeasibleError:
+    """Return the error of a phase that does not fit by itself, with the least limit for all."""
+    least, setting = _least(name, step, constraints)
+    return PlanInfeasibleError(
+        function=f"{name}: {setting or step.phases[phase].name}",
+        limit_bytes=constraints.target.limit_bytes,
+        smallest_bytes=least,
+        beside_bytes=constraints.target.beside_bytes,
+    )
 
 
 def _is_relieved(before: LiveRanges, live_ranges: LiveRanges, phase: int) -> bool:
@@ -312,20 +318,7 @@ class _Lowering:
         _TooLongError
             If a stream takes more than `most_seconds` for tasks alone.
         """
-        buffers = _live_buffers(self.step, self.live_ranges)
-        offsets, peak = assign_offsets(
-            [*(buffer for _, _, buffer in buffers), *self.reserved], self.room
-        )
-        if peak > self.room:
-            fullest = int(live_bytes(self.step, self.live_ranges).argmax())
-            share = OFFSETS_MOVED if peak <= NEAR * self.room else OFFSETS
-            raise _TooLittleError(fullest, planned=int(share * len(self.step.phases)))
-        for (base, index, buffer), offset in zip(buffers, offsets[: len(buffers)], strict=True):
-            self.spans[base, index] = offset, offset + align(buffer.nbytes)
-        held = sorted((*self.spans[base, index], *buffer[:2]) for base, index, buffer in buffers)
-        held.append((self.room, self.room, 0, len(self.step.phases)))  # what ends the block
-        start, stop, first, last = np.array(held, int).reshape(-1, 4).T
-        self._held = first, last, np.column_stack([start, stop, last])
+        self._assign_offsets()
         items: list[Item] = []
         top = max((stop for _, stop in self.spans.values()), default=0)
         turn, pause = self.step.turn if self.step.pauses else None, None
@@ -372,6 +365,23 @@ class _Lowering:
         )
         apart = self.step.results | self.step.host_inputs
         return LoweredProgram(assign_pinned_offsets(program, apart), self.live_ranges)
+
+    def _assign_offsets(self) -> None:
+        """Assign an offset to each live range, and note what is held where, and when."""
+        buffers = _live_buffers(self.step, self.live_ranges)
+        offsets, peak = assign_offsets(
+            [*(buffer for _, _, buffer in buffers), *self.reserved], self.room
+        )
+        if peak > self.room:
+            fullest = int(live_bytes(self.step, self.live_ranges).argmax())
+            share = OFFSETS_MOVED if peak <= NEAR * self.room else OFFSETS
+            raise _TooLittleError(fullest, planned=int(share * len(self.step.phases)))
+        for (base, index, buffer), offset in zip(buffers, offsets[: len(buffers)], strict=True):
+            self.spans[base, index] = offset, offset + align(buffer.nbytes)
+        held = sorted((*self.spans[base, index], *buffer[:2]) for base, index, buffer in buffers)
+        held.append((self.room, self.room, 0, len(self.step.phases)))  # what ends the block
+        start, stop, first, last = np.array(held, int).reshape(-1, 4).T
+        self._held = first, last, np.column_stack([start, stop, last])
 
     def working(self) -> np.ndarray[Any, Any]:
         """Bytes that each task takes beside tensors on the device, if all of them are there."""
