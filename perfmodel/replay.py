@@ -57,7 +57,7 @@ class VirtualStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When each step started and finished, in seconds on the virtual clock."""
+    """Start and finish of each step, in seconds on the virtual clock."""
 
     start: tuple[float, ...]
     finish: tuple[float, ...]

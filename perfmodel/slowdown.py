@@ -12,7 +12,7 @@ from .record import Record, number
 
 @dataclass(frozen=True, slots=True)
 class Slowdown(Record):
-    """By what factor copies of each direction take longer while the other direction is busy.
+    """Factor by which copies of each direction take longer while the other direction is busy.
 
     Parameters
     ----------

@@ -218,7 +218,10 @@ def test_no_arrow_leads_upwards():
 
 
 #: What a docstring does not begin with: the words say nothing of what is returned or done.
-_VAGUE = {"As", "From", "How", "If", "In", "Of", "So", "That", "What", "Where", "Whether", "Which"}
+_VAGUE = {
+    "As", "By", "From", "How", "If", "In", "Of", "So", "That", "Under", "Until", "What", "Whatever",
+    "When", "Where", "Whether", "Which", "Who", "Whose", "Without",
+}  # fmt: skip
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun():

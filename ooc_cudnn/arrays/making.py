@@ -64,7 +64,7 @@ def empty(shape: Any, dtype: Any = "float32", order: str = "channels_first") -> 
 
 
 def _placed(shape: tuple[int, ...], dtype: str, order: str = "channels_first") -> Any:
-    """By the paper's rule: on the device, or else in pinned memory."""
+    """Make an array by the paper's rule: on the device, or else in pinned memory."""
     device = get_device(current().device)
     try:
         return empty_in(device, "device", shape, dtype, order)

@@ -155,7 +155,7 @@ def points(
 
 
 def rounding_of_sums(count: int) -> float:
-    """By how much sums of so many random products in float32 are off, as a share of their norm.
+    """Error of sums of so many random products in float32, as a share of their norm.
 
     Added one after the other, the k-th sum is as large as sqrt(k) products and is rounded to
     2**-24 of that at most: a third of its square in the mean, so u**2 K**2 / 6 over K of them.

@@ -78,7 +78,7 @@ def _of_file(
     """
 
     def seconds(counts: Sequence[int]) -> list[float]:
-        """Until so many copies are at rest, one run after the other on one file."""
+        """Seconds until so many copies are at rest, one run after the other on one file."""
         opened = _cold(path) if way == "copy_in" else _fresh(path, sum(counts) * size)
         copy = bench.copies(base, 0, {way: partial(HostMemory(opened).next, size)})[way]
         # the mapping ends with this: what is mapped would stay in the page cache

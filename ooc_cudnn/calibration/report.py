@@ -36,7 +36,7 @@ class Usual(NamedTuple):
 
     @classmethod
     def of(cls, model: MachineModel) -> Usual:
-        """On a host, or on a card."""
+        """Usual sizes on a host, or on a card."""
         on_host = not model.is_of_gpu
         return cls(MIB, 2 * MIB, 1, 64, 28) if on_host else cls(16 * MIB, 128 * MIB, 32, 256, 28)
 

@@ -210,5 +210,5 @@ class Request:
 
     @cached_property
     def setup_seconds(self) -> float:
-        """Until the first step is issued: `MachineModel.setup_seconds`."""
+        """Seconds until the first step is issued: `MachineModel.setup_seconds`."""
         return self.machine.setup_seconds(len(self.specs))

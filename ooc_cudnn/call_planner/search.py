@@ -309,7 +309,7 @@ def _seconds(row: tuple[Table, int]) -> float:
 
 
 def caution(counts: Mapping[str, Any]) -> Any:
-    """By what factor the seconds of splits count more than those of the whole."""
+    """Factor by which the seconds of splits count more than those of the whole."""
     cuts = sum(worth * (counts[axis] > 1) for axis, worth in WORTH_A_CUT.items())
     number = math.prod(counts[axis] for axis in AXES)
     return 1.0 + cuts + WORTH_TWICE_THE_PIECES * np.log2(number)

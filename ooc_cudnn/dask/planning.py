@@ -340,7 +340,7 @@ def _network_block(work: Any, wanted: Any, worker: Worker) -> tuple[float, int, 
 
 
 def _makespan(seconds: Sequence[tuple[float, ...]], count: int) -> float:
-    """When the last block is made, if each goes to the worker that is free first."""
+    """Second at which the last block is made, if each goes to the worker that is free first."""
     free = [(0.0, worker) for worker in range(count)]
     heapq.heapify(free)
     for of_block in seconds:

@@ -27,7 +27,7 @@ FROM_CLIENT = ("allow_tf32", "deterministic", "verify")
 
 
 def client_settings() -> dict[str, Any]:
-    """Those in force here that tasks take along."""
+    """Settings in force here that tasks take along."""
     return {name: getattr(current(), name) for name in FROM_CLIENT}
 
 

@@ -28,7 +28,7 @@ _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 class Tenant(Protocol):
-    """Who keeps something in the block between two calls."""
+    """Owner of something that stays in the block between two calls."""
 
     def leave(self) -> None:
         """Bring it to safety: the block goes to somebody else. What it raises, that one gets."""

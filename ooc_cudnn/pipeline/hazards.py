@@ -88,7 +88,7 @@ class _Bytes:
 
 
 class _Used(NamedTuple):
-    """Who used a region, and how many regions became this one."""
+    """Users of a region, and how many regions became this one."""
 
     steps: Latest
     merged: int
@@ -164,7 +164,7 @@ def _written_first(noted: tuple[TouchedRegion, Latest, bool]) -> tuple[bool, int
 
 
 class Hazards:
-    """Who used which memory, of all items before the one at hand.
+    """Users of each memory, of all items before the one at hand.
 
     What the item at hand does itself is noted, and counts from its end on: the steps of one call
     wait for each other by its own rings.
@@ -192,7 +192,7 @@ class Hazards:
         return self._block.users(where.region[0], writes=writes)
 
     def _users_before(self, array: str) -> Latest:
-        """Who used the bytes of an array while others lived there: they are all done with."""
+        """Users of an array's bytes while others lived there: they are all done with."""
         steps = self._before.get(array)
         if steps is None:
             steps = self._before[array] = {}

@@ -84,6 +84,6 @@ class VirtualCall:
         )
 
     def timeline(self) -> Timeline:
-        """When each step starts and stops."""
+        """Starts and stops of each step."""
         loss = self._machine.losses.get("copies", 0.0)
         return replay(self.steps, self._machine.transfer, loss)

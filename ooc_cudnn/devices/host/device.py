@@ -117,7 +117,7 @@ class HostDevice:
         return ORDERS
 
     def synchronize(self) -> None:
-        """Nothing runs outside a run."""
+        """Do nothing: nothing runs outside a run."""
 
     def release_caches(self) -> None:
         self.arena.release()

@@ -113,6 +113,6 @@ def _bound(
 
 
 def _issued(phases: Iterable[Phase], machine: MachineModel) -> list[float]:
-    """When the host can have issued each phase, if each is one launch; a GPU may record them."""
+    """Time at which the host can have issued each phase, if each is one launch."""
     each = 0.0 if machine.is_of_gpu else machine.step_seconds
     return list(accumulate(each for _ in phases))

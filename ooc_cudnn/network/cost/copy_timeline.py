@@ -1,4 +1,4 @@
-"""When copies over the link begin and end, beside the phases of a step: one way each, in turn."""
+"""Timeline of copies over the link, beside the phases of a step: one way each, in turn."""
 
 from __future__ import annotations
 

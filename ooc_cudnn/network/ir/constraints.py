@@ -1,4 +1,4 @@
-"""Under what a step is lowered: machine, memory, what is handed in, the order of maps."""
+"""Constraints that a step is lowered under: machine, memory, inputs, the order of maps."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Uses:
-    """When the phases of a step touch a tensor.
+    """Phases of a step that touch a tensor.
 
     Attributes
     ----------

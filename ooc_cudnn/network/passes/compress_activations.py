@@ -144,7 +144,7 @@ def _alone(phase: Phase, kind: type[Kind]) -> Kind | None:
 
 
 class _Uses:
-    """Who reads and who writes each tensor that is no view: phases, and of which region."""
+    """Readers and writers of each tensor that is no view: phases, and of which region."""
 
     def __init__(self, step: Step) -> None:
         self.step = step

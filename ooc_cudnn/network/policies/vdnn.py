@@ -27,7 +27,7 @@ def vdnn_conv(step: Step) -> LiveRanges:
 
 
 def vdnn_none(step: Step) -> LiveRanges:
-    """Nothing leaves: what the dynamic policy tries first."""
+    """Policy by which nothing leaves: what the dynamic policy tries first."""
     return keep_all(step)
 
 

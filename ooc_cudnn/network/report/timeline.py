@@ -108,7 +108,7 @@ def course_of(made: LoweredStep, measured: Trace | None = None) -> Course:
 
 
 def _intervals(measured: Trace, schedule: Schedule) -> list[tuple[float, float]]:
-    """When each step of a schedule ran."""
+    """Start and stop of each step of a schedule."""
     items = schedule.program.items
     if [(s.stream, items[s.item].name) for s in schedule.steps] != [
         (s.stream, s.task) for s in measured.steps

@@ -35,7 +35,7 @@ def constraints_for(
     given: Mapping[str, ArrayRef],
     kept_bytes: int = 0,
 ) -> PlanConstraints:
-    """Under what a step is planned: for the device at hand, or a machine by name.
+    """Constraints of a plan: for the device at hand, or a machine by name.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""When gradients are final: in groups, so that whoever sums them over processes can begin early."""
+"""Buckets of final gradients, so that whoever sums them over processes can begin early."""
 
 from __future__ import annotations
 

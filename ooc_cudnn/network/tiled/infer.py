@@ -184,7 +184,7 @@ class TiledInference:
 
 
 class TilingConstraints(NamedTuple):
-    """Under what blocks are planned.
+    """Constraints that blocks are planned under.
 
     Attributes
     ----------

@@ -133,7 +133,7 @@ class Attention:
         return self.work_of(self.name, 2)
 
     def work_of(self, name: str, products: int) -> Work:
-        """By their arithmetic where the heads are deep, else by passes over the scores.
+        """Work by their arithmetic where the heads are deep, else by passes over the scores.
 
         Each product writes or reads these; of causal ones half are seen.
         """

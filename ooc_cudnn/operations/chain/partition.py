@@ -116,7 +116,7 @@ class ChainPieces(BuiltCall):
 
     @property
     def keeps_channels(self) -> bool:  # type: ignore[override]
-        """Without a convolution, all that may be cut along channels."""
+        """True without a convolution, if all may be cut along channels."""
         return self.channels_may_be_cut and self.convolution is None
 
     @cached_property

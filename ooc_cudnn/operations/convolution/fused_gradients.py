@@ -211,7 +211,7 @@ class FusedGradientCall(ForwardTypedCall, BuiltCall):
     # Checking ---------------------------------------------------------------------------------
 
     def patch(self, random: np.random.Generator) -> Piece:
-        """Either a few rows of dx, or a few filters over the whole batch."""
+        """Draw either a few rows of dx, or a few filters over the whole batch."""
         whole = self.extents
         n, rows = random_range(random, whole.n, 1), random_range(random, whole.h_y, 2)
         if random.integers(2):

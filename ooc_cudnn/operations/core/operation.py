@@ -100,7 +100,7 @@ class PositionDependent(ABC):
 
     @abstractmethod
     def cycle(self, row_axis: int) -> Cycle:
-        """After how many output rows it looks at its input in the same way again."""
+        """Cycle of output rows after which it looks at its input in the same way again."""
 
     @abstractmethod
     def meets_border(self, made: Range, row_axis: int) -> bool:

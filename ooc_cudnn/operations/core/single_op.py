@@ -121,7 +121,7 @@ class SingleOpCall(BuiltCall):
         return Piece(chosen("n"), chosen("c_y"), chosen("h_y"), chosen("c_x"))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """By the operation's reference, image after image where the images are summed over."""
+        """Compute by the operation's reference, image after image where images are summed over."""
 
         def compute(piece: Piece) -> tuple[Array, ...]:
             operation = self.on_piece(piece, layout="channels_first", result_dtype="float64")

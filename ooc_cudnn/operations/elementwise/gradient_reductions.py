@@ -131,7 +131,7 @@ class BiasActivationGradientCall(OneShapeCall):
     # Checking ---------------------------------------------------------------------------------
 
     def patch(self, random: np.random.Generator) -> Piece:
-        """Either a few rows of dx, or a channel over the whole batch."""
+        """Draw either a few rows of dx, or a channel over the whole batch."""
         whole = self.extents
         c_y = random_range(random, whole.c_y, 1)
         if random.integers(2):

@@ -208,7 +208,7 @@ class ExternalLaunch:
         return self.computation.cost(self.images, self.wanted)
 
     def work(self) -> Work:
-        """By its arithmetic where that is dense, else by the bytes that are read and written."""
+        """Work by its arithmetic where that is dense, else by the bytes read and written."""
         _, moved, flops = self.cost
         if flops > DENSE_FLOPS_PER_BYTE * moved:
             key = f"convolution/{self.dtype}/channels_first"
@@ -373,7 +373,7 @@ class ExternalCall(AnyExternalCall):
         build.make(made, tuple(self._taken), "y", order)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """By the same function in float64: it checks the cut, and the rounding."""
+        """Compute by the same function in float64: it checks the cut, and the rounding."""
         inputs = [_read(self, name, piece, read) for name in self._taken]
         ys = [
             np.empty([stop - start for start, stop in self.region(name, piece)])

@@ -118,7 +118,7 @@ class _OfRows(OneShapeCall):
         return Piece(n, (0, whole.c_y), rows, (0, 1))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """By the launch's reference."""
+        """Compute by the launch's reference."""
         operation = self.on_piece(self.piece_shape(piece), "float64")
         inputs = [
             None if operand is None else read(name, self.region(name, piece))

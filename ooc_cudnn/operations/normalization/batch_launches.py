@@ -45,7 +45,7 @@ class _OfChannels:
     channels: int
 
     def work(self) -> Work:
-        """Nothing to speak of."""
+        """No work to speak of."""
         return small(self.channels)
 
 
@@ -108,7 +108,7 @@ class MomentsResult:
         return self.shape
 
     def work(self) -> Work:
-        """Nothing to speak of."""
+        """No work to speak of."""
         return small(math.prod(self.shape))
 
 
@@ -197,7 +197,7 @@ class AddStates:
         return self.shape
 
     def work(self) -> Work:
-        """Nothing to speak of."""
+        """No work to speak of."""
         return small(math.prod(self.shape))
 
 
@@ -238,7 +238,7 @@ class StateRow:
         return self.shape
 
     def work(self) -> Work:
-        """Nothing to speak of."""
+        """No work to speak of."""
         return small(math.prod(self.shape))
 
 

@@ -249,7 +249,7 @@ class MergePartsCall(_OfChannels):
         return 1.0, 0.0
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """By the definition: of moments, all at once."""
+        """Compute by the definition: the moments all at once."""
         region = self.region("y", piece)
         parts = np.stack([read(f"x{part}", region) for part in range(self.parts)])
         if self.kind == "sums":
@@ -310,7 +310,7 @@ class ChannelVectorsCall(_OfChannels):
         make_vectors(build, "moments", made, epsilon=self.epsilon, factor=self.factor)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """By the definition."""
+        """Compute by the definition."""
         count, mean, m2 = read("moments", self.region("moments", piece))
         if not self.running:
             vectors = (mean, 1 / np.sqrt(m2 / count + self.epsilon))

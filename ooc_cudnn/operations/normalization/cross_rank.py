@@ -45,5 +45,5 @@ class CrossRankCall(ExternalCall):
         return cls(computation, taken, (STATES[kind], channels), "float64", 1, 1)
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """Nothing: the others have gone on, and nobody would answer."""
+        """Do nothing: the others have gone on, and nobody would answer."""
         return {}

@@ -110,7 +110,7 @@ class LayerNormalizationCastCall(OfSites):
         build.make(normalise, (x, "scale", "bias", *SAVED), "y", order, done=(x,))
 
     def expected(self, piece: Piece, read: Read) -> Mapping[str, tuple[Array, Array]]:
-        """By the statistics that are given."""
+        """Compute by the statistics that are given."""
         operands = [read(name, self.region(name, piece) or ()) for name in self.inputs]
         operation = NormaliseSets(self.piece_shape(piece), self.dtype, by_site=True)
         return {"y": (operation.reference(*operands), operation.magnitude(*operands))}

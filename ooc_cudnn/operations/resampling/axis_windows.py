@@ -93,7 +93,7 @@ class Linear:
 
     @property
     def cycle(self) -> Cycle | None:
-        """When runs are the same again."""
+        """Period after which runs are the same again."""
         return _cycle(self.step, self.per)
 
     @property
@@ -138,7 +138,7 @@ class Windows:
 
     @property
     def cycle(self) -> Cycle | None:
-        """When runs are the same again."""
+        """Period after which runs are the same again."""
         return _cycle(self.step, self.per)
 
     @property
@@ -223,7 +223,7 @@ def shift_range(part: Range, by: int) -> Range:
 
 
 class Runs(NamedTuple):
-    """For each element that is made, the run that it is made of, and what each of that counts.
+    """Run that each element is made of, and the weights of its elements.
 
     `weights` has one number for every element of every run, one run after the other.
     """

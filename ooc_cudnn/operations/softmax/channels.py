@@ -117,7 +117,7 @@ class MergeImageMaximum:
         return (self.images, 2)
 
     def work(self) -> Work:
-        """Nothing to speak of."""
+        """No work to speak of."""
         return pass_work(
             "pointwise/float64/statistics", device_bytes=48.0 * self.images, elements=self.images
         )

@@ -468,7 +468,7 @@ def _has(name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without PyTorch's logs of errors that are raised, too; with TORCH_LOGS, with them."""
+    """Silence PyTorch's logs of errors that are raised, too; with TORCH_LOGS, let them be."""
     if os.environ.get("TORCH_LOGS"):
         yield
         return

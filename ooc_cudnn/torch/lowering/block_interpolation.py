@@ -206,7 +206,7 @@ class ByItself:
 
 
 def _doubt(axis: Scaled) -> float:
-    """By how much a place may be off that PyTorch finds in float32."""
+    """Largest error in float32 of the places that PyTorch finds."""
     return 2.0**-21 * (max(axis.extent, axis.made * axis.step) + 1)
 
 

@@ -82,7 +82,7 @@ def with_an_axis(operation: Operation, wanted: Wanted) -> MadePart:
 
 @block_rule("squeeze")
 def without_ones(operation: Operation, wanted: Wanted) -> MadePart:
-    """Without axes of extent 1; a block of a longer one may have that, and stays."""
+    """Drop axes of extent 1; a block of a longer one may have that, and stays."""
     spans, x = only(wanted), lead_of(operation).shape
     dims = operation.arguments.get("dim")
     named = range(len(x)) if dims is None else [dims] if isinstance(dims, int) else dims

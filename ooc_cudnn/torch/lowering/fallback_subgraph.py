@@ -208,7 +208,7 @@ def _as_in_training(operation: Operation, args: tuple[Any, ...]) -> tuple[Any, .
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without PyTorch's warning that weights are not in one piece of memory: arrays are not."""
+    """Silence PyTorch's warning that weights are not in one piece of memory: arrays are not."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "RNN module weights are not part of single")
         yield

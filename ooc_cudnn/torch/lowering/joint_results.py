@@ -47,7 +47,7 @@ def may_be_row(value: Value) -> bool:
 
 @dataclass(frozen=True)
 class Readers:
-    """Who reads the values of a graph.
+    """Readers of the values of a graph.
 
     Attributes
     ----------

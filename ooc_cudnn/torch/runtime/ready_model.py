@@ -213,7 +213,7 @@ class ReadyModel:
         )
 
     def _outputs_of_outputs(self) -> dict[int, frozenset[str]]:
-        """By its place each output that forward reads further: what the network makes of it."""
+        """Places of outputs that forward reads further: what the network makes of each."""
         further = {
             at: self._made_of(of)
             for at, of in enumerate(self.graph.outputs)

@@ -28,7 +28,7 @@ def text_of(module: Any) -> str:
 
 
 class OnDevice(TorchFunctionMode):
-    """Has all functions make their tensors on one device, whichever they are told."""
+    """Mode that has functions make their tensors on one device, whichever they are told."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ KEEPS_NO_RESULT = KEEPS_NOTHING | {
 
 
 class Kept(NamedTuple):
-    """Who reads memory in backward as it is then, the line, and what is made of it so."""
+    """Reader in backward of memory as it is then, its line, and what is made of it so."""
 
     who: str
     where: str
@@ -244,7 +244,7 @@ class Memories:
         memory.kept.append(Kept(who, self._recorder.where, results))
 
     def kept(self, tensor: torch.Tensor) -> list[Kept]:
-        """Who keeps the memory of a tensor, or one that is the same, for backward."""
+        """Keepers for backward of a tensor's memory, or of one that is the same."""
         memory = self.seen(tensor).memory
         return [kept for each in (memory, *_sharing(memory)) for kept in each.kept]
 

@@ -75,7 +75,7 @@ def _is_reshape(operation: Operation) -> bool:
 
 
 def _readers(graph: Graph) -> dict[Value, list[Operation | None]]:
-    """Who reads each value; None for who called."""
+    """Readers of each value; None for who called."""
     readers: dict[Value, list[Operation | None]] = {}
     for operation in graph.operations:
         for value in operation.reads:

@@ -40,7 +40,7 @@ class Node(ABC):
 
     @property
     def differentiable_inputs(self) -> tuple[Tensor, ...]:
-        """Those of them that y's gradient goes on to, where they want one."""
+        """Operands that y's gradient goes on to, where they want one."""
         return self.inputs
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -21,4 +21,4 @@ class ChannelArgmax(Node):
         emit.phase("forward", call, x=self.x, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        """Nothing: labels have no gradient."""
+        """Emit nothing: labels have no gradient."""

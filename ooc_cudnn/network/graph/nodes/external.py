@@ -51,7 +51,7 @@ class Outside(Node):
 
     @property
     def differentiable_inputs(self) -> tuple[Tensor, ...]:
-        """Those that it says so of; all where it says nothing."""
+        """Operands that it names; all where it names none."""
         if not self.differentiable:
             return self.xs
         return tuple(x for x, of in zip(self.xs, self.differentiable, strict=True) if of)

@@ -25,4 +25,4 @@ class Images(Node):
         emit.phase("forward", call, x=self.x, mean=self.mean, scale=self.scale, y=self.y)
 
     def backward(self, emit: Backward, dy: Tensor) -> None:
-        """Nothing: images and what scales them have no gradient."""
+        """Emit nothing: images and what scales them have no gradient."""

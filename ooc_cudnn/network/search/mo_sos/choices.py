@@ -57,7 +57,7 @@ class PhaseChoices:
         return run_together([tuple(options)])
 
     def _of_launch(self, operation: object, seconds: float) -> tuple[Choice, ...]:
-        """By what is known of engines: the machine's model has the seconds of the fastest."""
+        """Choices of engines; without any, the model's seconds are those of the fastest."""
         if not isinstance(operation, AnyConvolution) or self.options is None:
             return (Choice(seconds),)
         options = self.options(operation)

@@ -159,7 +159,7 @@ class _Replay:
     def _stays(
         self, out: Copy, uses: Sequence[int], starts: Sequence[int]
     ) -> tuple[LiveRange, ...]:
-        """Until it has left; then from each start of a copy in to the last use before the next."""
+        """Live ranges until it has left; then from each copy in to the last use before the next."""
         ends = [*starts[1:], len(self.step.phases)]
         first = [at for at in uses if at < starts[0]]
         leaves = self._starts(out.start) - 1

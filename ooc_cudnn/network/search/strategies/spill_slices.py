@@ -36,7 +36,7 @@ WAITING_MOSTLY = 2.0
 
 
 class SpillSlices(Strategy):
-    """More lives at once than the device has room for (`LIVING`), and spills.
+    """Batch slices of which more lives at once than the device has room for (`LIVING`): it spills.
 
     In `RematerializeSlices` all that lives is on the device.
     """

@@ -17,7 +17,7 @@ _CONTAINERS = (list, dict, tuple, set)
 
 
 class _JitIsinstance(SkipFunctionVariable):
-    """For a plain class it is Python's `isinstance`; types of what containers hold are refused."""
+    """Ask Python's `isinstance` for a plain class; types of what containers hold are refused."""
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
         if len(args) == 2 and not kwargs and _is_plain(args[1]):

@@ -57,7 +57,7 @@ def is_made(item: VariableTracker) -> bool:
 
 
 def places_of(effects: SideEffects, stack: Sequence[Any]) -> dict[int, str]:
-    """By the `id` of the variable of what forward makes the name under which it is there later.
+    """Names under which what forward makes is there later, by the `id` of its variable.
 
     Parameters
     ----------
