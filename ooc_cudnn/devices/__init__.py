@@ -61,10 +61,14 @@ def _find(setting: str) -> Device:
                 "get_context('spawn'), or 'forkserver'), or set device='host' in the child.",
             )
         else:
-            from ooc_cudnn.devices.cuda.device import CudaDevice
+            from ooc_cudnn.devices.cuda.cupy_import import import_cupy
 
+            index = int(name.partition(":")[2])
             with activity(f"starting {name}", current().progress):
-                _devices[name] = CudaDevice(int(name.partition(":")[2]))
+                import_cupy(index)  # where there is no card, the device's fifty files stay unread
+                from ooc_cudnn.devices.cuda.device import CudaDevice
+
+                _devices[name] = CudaDevice(index)
     return _devices[name]
 
 
