@@ -31,7 +31,7 @@ class Case:
 
     def __init__(self, dtype="float64"):
         net = self.net = ooc_cudnn.Network(seed=3)
-        x = net.input("x", (4, 3, 8, 6), dtype, gradient=True)
+        x = net.input("x", (4, 3, 6, 4), dtype, gradient=True)
         h = net.convolution(x, 3, window=3, padding=1, name="a")
         h = net.activation(h, "relu")
         h = net.convolution(h, 3, window=3, padding=1, w=net.graph.tensors["a.w"], name="b")

@@ -57,7 +57,7 @@ def test_its_plans_compute_the_same(monkeypatch):
     """In either order, in tiles of rows and spilling; and a stored plan is found again."""
     orders = ("channels_last", "channels_first")
     monkeypatch.setattr("ooc_cudnn.devices.host.device.HostDevice.layouts", lambda *_: orders)
-    net, loss = unet(32, "float64", levels=2, axes=2)
+    net, loss = unet(16, "float64", levels=2, axes=2)
     random = np.random.default_rng(0)
     shapes = net.graph.tensors
     inputs = {name: random.standard_normal(shapes[name].shape) for name in ("x", "target")}
