@@ -188,6 +188,7 @@ def test_plans_that_were_edited(small, key, edit, said):
         run()
 
 
+@pytest.mark.every_case
 def test_limits_below_the_least_name_it(small):
     step = small.net.training_step(small.loss, memory_limit=300)
     with pytest.raises(ooc_cudnn.PlanInfeasibleError) as refused:

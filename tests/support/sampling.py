@@ -27,7 +27,8 @@ TURNS = {
     "network": 6, "operations": 2, "pipeline": 3, "call_planner": 3, "torch": 6,
 }  # fmt: skip
 FEW = 3
-#: Of these tests one case in so many runs, and those cases that alone found a mutant. Of a product
+#: Of these tests one case in so many runs (0: none but those named), and those cases that alone
+#: found a mutant. Of a product
 #: of parameters the number has no factor in common with their counts: all values have their turn.
 ALIKE = {
     "benchmarks/test_amp.py::test_a_network_is_trained_in_every_way": (17,),
@@ -41,30 +42,32 @@ ALIKE = {
     "fuzz/test_fuzz.py::test_drawn_modules": (1,),  # all: they find what nothing else does
     "network/test_attention.py::test_packed_steps_under_falling_limits": (2,),
     "network/test_attention.py::test_steps_under_falling_limits": (2,),
+    "network/runtime/test_two_part.py::test_a_step_that_pauses_may_go_in_slabs": (2,),
     "network/test_steps.py::test_with_exactly_the_least_memory": (3,),
     "test_activity.py::test_long_things_are_silent_in_a_pipe_and_where_that_is_asked_for": (
         3, "Terminal-False-a plan"
     ),
     "test_activity.py::test_long_things_are_told_of": (3, "notebook-a plan"),
-    "torch/test_changes_between_calls.py::test_a_change_is_seen": (5,),
-    "torch/test_changes_between_calls.py::test_what_vars_reach_is_changed": (5,),
+    "torch/test_changes_between_calls.py::test_a_change_is_seen": (8,),
+    "torch/test_changes_between_calls.py::test_what_vars_reach_is_changed": (8,),
+    "torch/test_checkpoints.py::test_a_checkpoint_has_the_history_that_it_has_in_eager": (4,),
     "torch/test_fallback_runner.py::test_a_weight_whose_rows_are_images_is_read_whole": (3,),
-    "torch/test_extra_guards.py::test_a_change_is_seen": (5,),
-    "torch/test_idioms.py::test_an_idiom_under_an_ample_limit": (13,),
+    "torch/test_extra_guards.py::test_a_change_is_seen": (8,),
+    "torch/test_idioms.py::test_an_idiom_under_an_ample_limit": (17,),
     "torch/test_idioms.py::test_an_idiom_under_the_least_limit": (193,),
-    "torch/test_idioms.py::test_an_idiom_of_images_of_several_sizes": (97,),
-    "torch/test_idioms.py::test_eager_is_equal_to_eager": (37,),
+    "torch/test_idioms.py::test_an_idiom_of_images_of_several_sizes": (193,),
+    "torch/test_idioms.py::test_eager_is_equal_to_eager": (97,),
     "torch/test_inference_blocks.py::test_blocks_are_those_of_the_whole_image": (9,),
     "torch/test_inference_blocks.py::test_drawn_models_are_exact_in_drawn_blocks": (3,),
     "torch/test_losses.py::test_a_loss_is_that_of_eager": (5,),
     "torch/test_memory_of_outputs.py::test_one_is_changed_in_place": (5,),
-    "torch/test_models.py::test_a_model_is_the_same_under_limits": (7,),
+    "torch/test_models.py::test_a_model_is_the_same_under_limits": (100,),
     "torch/test_models_of_today.py::test_a_tiny_twin_trains_as_eager_does": (
-        100, "wavenet"
-    ),  # one on images, and on samples; others have models of torchvision and of MONAI
+        0, "wavenet"
+    ),  # one on samples; others have models of torchvision and of MONAI
     "torch/test_modules.py::test_a_module_is_that_of_eager": (5,),
     "torch/test_numbers.py::test_a_number_is_taken_as_pytorch_takes_it": (5,),
-    "torch/test_operations.py::test_an_operation_is_pytorchs": (13, "pad: both"),
+    "torch/test_operations.py::test_an_operation_is_pytorchs": (19, "pad: both"),
     "torch/test_torchvision.py::test_a_model_of_torchvision_is_the_same_under_limits": (5,),
     "torch/test_special_values.py::test_values_and_gradients_are_those_of_eager": (5,),
     "torch/test_unbatched.py::test_a_map_without_images_is_computed_as_eager_does": (7,),
@@ -173,7 +176,7 @@ def places_taken(test, items, turn):
         one_in, *named = ALIKE[test]
         return [
             at for at, item in enumerate(items)
-            if at % one_in == 0 or item.callspec.id in named
+            if (one_in and at % one_in == 0) or item.callspec.id in named
         ]  # fmt: skip
     file = test.partition("::")[0]
     one_in = _of(ONE_IN, file)

@@ -100,6 +100,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_changes_between_calls_is_computed(pair, name):
     alike(pair, drawn())

@@ -53,7 +53,7 @@ def _maxvit():
 @pytest.mark.parametrize(
     ("make", "shares"),
     [(_swin, ()), (_vit, (1 / 2,)), (_shufflenet, (1 / 4,)), (_maxvit, (1 / 2,))][
-        : sampling.number(2, of=4)
+        : sampling.number(1, of=4)
     ],
 )
 def test_a_model_of_torchvision_is_the_same_under_a_limit(make, shares):

@@ -383,6 +383,7 @@ def test_a_model_in_training_is_refused_and_stays_as_it_is(model):
         assert (ooc.infer(drawn, x) == 0).any()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "loss", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.MSELoss(), nn.BCEWithLogitsLoss()]
 )

@@ -224,6 +224,7 @@ def test_its_plans_run(make, share, parts, copied):
             assert np.allclose(other.gradients[name], gradient, rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.every_case
 def test_the_best_is_never_slower():
     """Than any other policy, nor than with less memory; and it holds no more than it may."""
     net, loss, _ = drawn_network(9, loss=True)
