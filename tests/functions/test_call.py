@@ -25,6 +25,7 @@ from ooc_cudnn.errors import DeviceOutOfMemoryError, PlanInfeasibleError
 from ooc_cudnn.functions.call import call_cache as prepared_calls
 from tests.support import reference
 from tests.support.refusals import driver_with
+from tests.support.sampling import number
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 SHAPE, FILTERS = (3, 4, 9, 7), (6, 4, 3, 3)
@@ -266,7 +267,7 @@ def test_torch_result_shares_memory_with_numpy(data):
 # The limit ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12)
+@settings(max_examples=number(6, of=12))
 @given(limit=st.integers(256, 40_000), arrays=st.integers(0, 3000), overlap=st.booleans())
 def test_the_peak_is_what_the_plan_says_and_never_above_the_limit(data, limit, arrays, overlap):
     arena = ooc_cudnn.devices.get_device("host").arena

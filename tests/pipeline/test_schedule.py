@@ -22,6 +22,7 @@ from ooc_cudnn.pipeline.schedule import plan_schedule
 from ooc_cudnn.tensor import DTYPES, TensorSpec
 from perfmodel import Split
 from tests.support.forced import Forced
+from tests.support.sampling import number
 
 ORDERS = [order for order in itertools.permutations(AXES) if order[-1] == "c_x"]
 
@@ -72,7 +73,9 @@ def forced_plans(draw, placements=("pageable",)):
     return forced, executor.program.items[0].plan, executor.schedule
 
 
-quick = settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+quick = settings(
+    max_examples=number(60, of=150), suppress_health_check=[HealthCheck.filter_too_much]
+)
 
 
 def happens_before(steps):

@@ -15,6 +15,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.memory.pinned import held_bytes
 from ooc_cudnn.network.runtime.two_part import PausedStep, TwoPartStep
 from tests.support.points import Pressed
+from tests.support.sampling import number
 from tests.support.torch_checks import close
 from tests.support.torch_models import residual
 
@@ -66,8 +67,8 @@ def test_twenty_steps_in_single_precision_follow_pytorchs(pair):
 def test_gradients_of_micro_batches_accumulate_to_pytorchs(pair):
     for model in pair:
         model.double().eval()  # statistics of a part are not those of the whole
-        for number in range(3):
-            x, target = batch(number, torch.float64)
+        for part in range(3):
+            x, target = batch(part, torch.float64)
             (nn.functional.cross_entropy(model(x), target) / 3).backward()
     largest = max(float(each.grad.abs().max()) for each in pair[1].parameters())
     for (name, one), other in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
@@ -76,12 +77,12 @@ def test_gradients_of_micro_batches_accumulate_to_pytorchs(pair):
 
 def test_a_checkpoint_in_the_middle_goes_on_as_if_nothing_had_been(pair):
     x, target = batch()
-    whole = losses(pair[0], 6, x, target, lr=0.02)
+    whole = losses(pair[0], 4, x, target, lr=0.02)
     first = ooc.limit(copy.deepcopy(pair[1]), LIMIT)
-    begun = losses(first, 3, x, target, lr=0.02)
+    begun = losses(first, 2, x, target, lr=0.02)
     second = residual()
     second.load_state_dict(first.state_dict())
-    assert begun + losses(ooc.limit(second, LIMIT), 3, x, target, lr=0.02) == whole
+    assert begun + losses(ooc.limit(second, LIMIT), 2, x, target, lr=0.02) == whole
 
 
 def state(model):
@@ -181,7 +182,7 @@ def test_an_error_in_backward_leaves_the_model_as_it_was(pair):
     assert found == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_thousand_steps_do_not_grow():
+def test_hundreds_of_steps_do_not_grow():
     torch.manual_seed(0)
     parts = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     model = ooc.limit(nn.Sequential(*parts), "16KiB")
@@ -193,12 +194,12 @@ def test_a_thousand_steps_do_not_grow():
         return sys.getallocatedblocks(), device.arena.held_bytes, held_bytes(device)
 
     with ooc_cudnn.settings(overlap=False):
-        losses(model, 200, x, target, lr=0.01)
+        losses(model, number(50, of=200), x, target, lr=0.01)
         before = held()
-        losses(model, 800, x, target, lr=0.01)
+        losses(model, steps := number(250, of=800), x, target, lr=0.01)
         after = held()
     assert after[1:] == before[1:]
-    assert after[0] - before[0] < 800  # less than one object a step
+    assert after[0] - before[0] < steps  # less than one object a step
 
 
 def test_gradients_are_handed_out_while_others_are_made(pair, monkeypatch):
