@@ -213,8 +213,8 @@ SETTINGS: Final = (
         None,
         _parse_machine,
         "The performance model that plans are made with: a MachineModel, the path of a saved one, "
-        "or the name of a shipped profile. None is the one fitted on this machine. A file that is "
-        "not there or is no machine model is an error when it is set.",
+        "or the name of a shipped profile ('rtx4090'). None is the one fitted on this machine. A "
+        "file that is not there or is no machine model is an error when it is set.",
         "Another machine's model gives correct results from slower plans; use it to plan for that "
         "machine.",
     ),

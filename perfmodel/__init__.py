@@ -12,6 +12,8 @@ Knows nothing of arrays, devices or ooc_cudnn. One file for each concept:
 - `split`: the paper's piece sizes.
 - `closed_form`: seconds of whole calls, by the paper's formula.
 - `replay`: the same, step by step on a virtual clock.
+- `data_sheets`, `scaling`, `shipped`: the profiles that come with the package, of cards that were
+  measured and of cards that were not.
 - `named`: the model that a name or a path means.
 - `files`: reading within bounds what may be anything, and writing whole files or none.
 """
@@ -21,9 +23,10 @@ from .compute import ComputeModel
 from .fitting import Fit, FitError, fit, fit_samples, fit_scaled
 from .linear import Line
 from .lines import LineFitter
-from .machine import MachineFileError, MachineModel, shipped, shipped_names
+from .machine import MachineFileError, MachineModel
 from .replay import Timeline, VirtualStep, replay
 from .samples import Samples
+from .shipped import machine_label, shipped, shipped_names
 from .slowdown import Slowdown
 from .split import Split
 from .transfer import PLACEMENTS, TransferModel
@@ -53,6 +56,7 @@ __all__ = [
     "fit",
     "fit_samples",
     "fit_scaled",
+    "machine_label",
     "pass_work",
     "replay",
     "shipped",

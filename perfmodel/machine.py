@@ -13,10 +13,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from difflib import get_close_matches
-from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +58,10 @@ REPEATED_SHARE = 0.3
 LOSSES = ("copies", "steps")
 """Causes for which computing may lose seconds."""
 
+FROM_DATA_SHEETS = "from data sheets"
+UNDATED = ("shipped", FROM_DATA_SHEETS)
+"""What stands in place of the date of a calibration."""
+
 REMEDY = "to replace it, run 'ooc-cudnn calibrate'"
 """End of every message of a machine file that cannot be used."""
 
@@ -84,7 +84,7 @@ class MachineModel(Record):
     transfer : TransferModel
     compute : ComputeModel
     calibrated : str
-        ISO date of the calibration, or "shipped".
+        ISO date of the calibration, "shipped", or "from data sheets": nobody measured it.
     call_seconds : float
         What a call takes on the host before its first step (`setup_seconds`) and after that.
     launch_seconds : float
@@ -135,12 +135,12 @@ class MachineModel(Record):
         if not self.identity.get("device_bytes", "1").isdecimal():
             count = self.identity["device_bytes"]
             raise ValueError(f"identity['device_bytes'] is {count!r}; it must be a whole number")
-        if text("calibrated", self.calibrated) != "shipped":
+        if text("calibrated", self.calibrated) not in UNDATED:
             try:
                 datetime.fromisoformat(self.calibrated)
             except ValueError:
                 raise ValueError(
-                    f"calibrated is {self.calibrated!r}; it must be an ISO date or 'shipped'"
+                    f"calibrated is {self.calibrated!r}; it must be an ISO date or one of {UNDATED}"
                 ) from None
         for name in SECONDS:
             object.__setattr__(self, name, number(name, getattr(self, name)))
@@ -174,6 +174,7 @@ class MachineModel(Record):
 
         Examples
         --------
+        >>> from perfmodel import shipped
         >>> shipped("h200").device_bytes
         150754820096
         """
@@ -186,6 +187,7 @@ class MachineModel(Record):
 
         Examples
         --------
+        >>> from perfmodel import shipped
         >>> shipped("h200").is_of_gpu, shipped("host").is_of_gpu
         (True, False)
         """
@@ -202,6 +204,7 @@ class MachineModel(Record):
         Examples
         --------
         >>> from dataclasses import replace
+        >>> from perfmodel import shipped
         >>> machine = replace(shipped("h200"), call_seconds=8e-5, step_seconds=1e-5)
         >>> machine.setup_seconds()
         5e-05
@@ -218,6 +221,7 @@ class MachineModel(Record):
         Examples
         --------
         >>> from dataclasses import replace
+        >>> from perfmodel import shipped
         >>> round(replace(shipped("h200"), call_seconds=1e-4).repeated_seconds * 1e6)
         30
         """
@@ -242,6 +246,7 @@ class MachineModel(Record):
         Examples
         --------
         >>> from dataclasses import replace
+        >>> from perfmodel import shipped
         >>> host = replace(shipped("h200"), call_seconds=8e-5, step_seconds=1e-5)
         >>> round(host.issue_seconds(6, 3e-5) * 1e6)
         120
@@ -265,6 +270,7 @@ class MachineModel(Record):
         Examples
         --------
         >>> from dataclasses import replace
+        >>> from perfmodel import shipped
         >>> float(replace(shipped("h200"), losses={"copies": 0.5}).lost_seconds(4.0, 2.0, 1.0))
         1.0
         """
@@ -322,10 +328,11 @@ class MachineModel(Record):
             content = read_file(path, LARGEST_BYTES)
         except ValueError as error:
             raise MachineFileError(f"machine file {path}: {error}; {REMEDY}") from error
-        return cls._parse(content, str(path))
+        return cls.parse(content, str(path))
 
     @classmethod
-    def _parse(cls, content: bytes, path: str) -> MachineModel:
+    def parse(cls, content: bytes, path: str) -> MachineModel:
+        """Build from what the file at a path holds; `MachineFileError` says what is wrong."""
         if not content.strip():
             raise MachineFileError(f"machine file {path} is empty; {REMEDY}")
         try:
@@ -350,42 +357,3 @@ def _laid_out(value: Any, indent: str = "") -> str:
         f"{inner}{json.dumps(name)}: {_laid_out(held, inner)}" for name, held in value.items()
     )
     return "{\n" + ",\n".join(members_) + f"\n{indent}}}"
-
-
-def shipped_names() -> tuple[str, ...]:
-    """Return the names of the machines whose profiles come with the package.
-
-    Examples
-    --------
-    >>> "h200" in shipped_names()
-    True
-    """
-    names = (entry.name for entry in _machines().iterdir())
-    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
-
-
-@cache
-def shipped(name: str) -> MachineModel:
-    """Return the shipped profile called `name`.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message lists the names and suggests the nearest.
-
-    Examples
-    --------
-    >>> shipped("h200").calibrated
-    'shipped'
-    """
-    names = shipped_names()
-    if name not in names:
-        nearest = get_close_matches(str(name).lower(), names, n=1)
-        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        raise ValueError(f"no machine called {name!r}{hint}; shipped are {', '.join(names)}")
-    file = _machines() / f"{name}.json"
-    return MachineModel._parse(file.read_bytes(), str(file))
-
-
-def _machines() -> Traversable:
-    return resources.files(__package__ or "perfmodel") / "machines"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .machine import MachineModel, shipped, shipped_names
+from .machine import MachineModel
+from .shipped import shipped, shipped_names
 
 #: By path: the model of a file, and which file that was.
 _loaded: dict[str, tuple[tuple[int, ...], MachineModel]] = {}

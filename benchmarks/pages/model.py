@@ -19,6 +19,7 @@ from ooc_cudnn.bench import script
 from ooc_cudnn.bench.record import join_paragraphs, markdown
 from ooc_cudnn.bench.record import load_record as record
 from perfmodel import Line, MachineModel, shipped
+from perfmodel.data_sheets import SHEETS
 
 #: Said of a call where the figures of `accuracy_summary` are grouped.
 GROUPS = {
@@ -266,10 +267,43 @@ def promise_section(results: list[Mapping[str, Any]]) -> str:
     return markdown(("machine", *columns.values()), rows)
 
 
+# Cards that nobody measured ----------------------------------------------------------------------
+
+
+def cards_section() -> str:
+    """Return the figures of data sheets from which profiles are scaled, a row for each."""
+    head = (
+        "`machine=`", "memory", "its bandwidth", "half types", "TF32", "float32", "float64",
+        "link each way", "from memory, not looked up",
+    )  # fmt: skip
+    rows = [
+        (
+            f"`{sheet.name}`",
+            f"{sheet.memory_gib:g} GiB",
+            f"{sheet.memory_gb_s:g} GB/s",
+            f"{sheet.half:g}" + ", float16 alone" * (not sheet.has_bfloat16),
+            f"{sheet.tf32:g}" if sheet.tf32 else "as float32",
+            f"{sheet.float32:g}",
+            f"{sheet.float64:g}",
+            f"{sheet.link_gb_s:g} GB/s",
+            ", ".join(FIGURES[name] for name in sheet.unverified),
+        )
+        for sheet in SHEETS.values()
+    ]
+    return markdown(head, rows)
+
+
+#: What a page calls the figures of a sheet.
+FIGURES = {
+    "memory_gib": "memory", "half": "half types", "tf32": "TF32", "float32": "float32",
+    "float64": "float64", "link_gb_s": "link", "l2_mb": "L2", "host_gb_s": "host memory",
+}  # fmt: skip
+
 METHOD = "docs/model-method.md"
 BLOCKS = (
     Block(METHOD, "machine", lambda: machine_section(shipped("h200"))),
     Block(METHOD, "searches", lambda: search_section(record(planning.NAME))),
     Block(METHOD, "accuracy", lambda: accuracy_section(stored())),
     Block("docs/performance-model.md", "promise", lambda: promise_section(stored())),
+    Block("docs/performance-model.md", "cards", cards_section),
 )

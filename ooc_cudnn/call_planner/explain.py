@@ -7,6 +7,7 @@ from typing import Any
 
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.units import format_bytes, format_seconds
+from perfmodel import machine_label
 
 #: A `Plan`, which prints itself by this file: named here, the two would close a circle.
 Plan = Any
@@ -24,9 +25,10 @@ GAP = 2
 def explain_lines(plan: Plan) -> list[str]:
     """Return the lines that explain a plan."""
     split = plan.split
+    pieces = f"{plan.pieces} piece{'s' * (plan.pieces > 1)}"
     *stages, call = align_columns(_stages(plan), STAGES)
     return [
-        f"{plan.function} on {plan.machine}: {plan.pieces} piece{'s' * (plan.pieces > 1)}",
+        f"{plan.function} on {machine_label(plan.machine)}: {pieces}",
         *align_columns(_operands(plan), OPERANDS),
         "",
         f"  split      d_n={split.n} d_cY={split.c_y} d_cX={split.c_x} d_hY={split.h_y}, "

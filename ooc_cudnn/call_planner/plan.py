@@ -10,7 +10,7 @@ from ooc_cudnn.call_planner.explain import explain_lines
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.tensor import TensorSpec
 from ooc_cudnn.units import format_seconds
-from perfmodel import Split
+from perfmodel import Split, machine_label
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class Plan:
         if not self.parts:
             return "\n".join(explain_lines(self))
         lines = [
-            f"{self.function} on {self.machine}: {len(self.parts)} chains one after the other, "
-            f"{format_seconds(self.seconds)} predicted",
+            f"{self.function} on {machine_label(self.machine)}: {len(self.parts)} chains one after "
+            f"the other, {format_seconds(self.seconds)} predicted",
             f"  {self.reason}",
         ]
         for part in self.parts:

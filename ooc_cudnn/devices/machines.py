@@ -15,14 +15,15 @@ from pathlib import Path
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.warnings_once import warn_once
 from perfmodel import MachineFileError, MachineModel, shipped
-from perfmodel.machine import REMEDY
+from perfmodel.data_sheets import nearest_sheet
+from perfmodel.machine import FROM_DATA_SHEETS, REMEDY, UNDATED
 from perfmodel.named import load_once, named_machine
 
 #: Entries of an identity that do not tell one machine from another.
-_INCIDENTAL = ("device_bytes", "note")
+_INCIDENTAL = ("device_bytes", "compute_capability", "note")
 
-#: Shipped profiles of cards that were measured. The first stands in for all other cards.
-MEASURED = ("h200", "h100")
+#: Stands in for cards that are like none whose profile is shipped.
+OTHERWISE = "h200"
 
 #: Models that were asked for and devices they were compared with.
 _compared: set[tuple[str, str, str]] = set()
@@ -92,14 +93,14 @@ def machine_for(
     except FileNotFoundError:
         warn_once(
             f"{device.name} is not calibrated: plans are made with the shipped figures of "
-            f"{default!r}, corrected by timing the launches that matter most. Results are right, "
-            "but calls may be slow. Run 'ooc-cudnn calibrate' once (or set "
+            f"{_told(default)}, corrected by timing the launches that matter most. Results are "
+            "right, but calls may be slow. Run 'ooc-cudnn calibrate' once (or set "
             f"machine={default!r}, which takes those figures as they are)."
         )
     except MachineFileError as error:
         warn_once(
             f"the calibration of {device.name} cannot be used, so plans are made with the shipped "
-            f"figures of {default!r}: {error}."
+            f"figures of {_told(default)}: {error}."
         )
     return shipped(default)
 
@@ -121,8 +122,39 @@ def shipped_for(device: Device) -> str:
     """Return the name of the shipped profile of a device: that of its GPU, or of the nearest."""
     if device.kind == "host":
         return "host"
-    gpu = device.identity().get("gpu", "").lower()
-    return next((name for name in MEASURED if name in gpu), MEASURED[0])
+    identity = device.identity()
+    return nearest_profile(
+        identity.get("gpu", ""),
+        int(identity.get("device_bytes", "0")),
+        identity.get("compute_capability", ""),
+    )
+
+
+def nearest_profile(gpu: str, device_bytes: int, compute_capability: str = "") -> str:
+    """Return the name of the shipped profile of a GPU, or of the one that is most like it.
+
+    Parameters
+    ----------
+    gpu : str
+        As the driver names it.
+    device_bytes : int
+    compute_capability : str
+        "8.9"; empty where it is unknown.
+
+    Examples
+    --------
+    >>> nearest_profile("NVIDIA GeForce RTX 4090", 24 * 2**30)
+    'rtx4090'
+    """
+    capability = float(compute_capability) if compute_capability else None
+    found = nearest_sheet(gpu, device_bytes, capability)
+    return OTHERWISE if found is None else found.name
+
+
+def _told(profile: str) -> str:
+    """A profile as a warning names it: nobody may have measured it."""
+    how = f", not measured but {FROM_DATA_SHEETS}"
+    return f"{profile!r}" + how * (shipped(profile).calibrated == FROM_DATA_SHEETS)
 
 
 def _fitted_here(device: Device) -> MachineModel:
@@ -156,7 +188,7 @@ def _compare(model: MachineModel, device: Device) -> None:
     Shipped profiles are fitted elsewhere by nature; who names one means it.
     """
     key = (model.name, model.calibrated, device.name)
-    if model.calibrated == "shipped" or key in _compared:
+    if model.calibrated in UNDATED or key in _compared:
         return
     _compared.add(key)
     differences = _differences(model, device.identity())

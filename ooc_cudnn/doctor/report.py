@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from ooc_cudnn.devices.cuda.frontend import cudnn_version
 from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Library
-from ooc_cudnn.doctor.rules import cuda_version, is_broken, judge
+from ooc_cudnn.doctor.rules import cuda_version, is_broken, judge, profile_of
 from ooc_cudnn.units import format_bytes
+from perfmodel import machine_label
 
 
 def report(facts: Diagnosis) -> str:
@@ -33,6 +34,7 @@ def _lines(facts: Diagnosis) -> Iterator[str]:
             f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, "
             f"compute capability {gpu.compute_capability}",
         )
+        yield row("", f"nearest profile: {machine_label(profile_of(gpu))}")
     if facts.gpus:
         runtime = facts.cuda_runtime
         yield row("CUDA runtime", f"{cuda_version(runtime)}, CuPy's" if runtime else "")

@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 
 from ooc_cudnn.devices.cuda.frontend import OLDEST, REQUIREMENT, cudnn_version
-from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Finding, Library
+from ooc_cudnn.devices.machines import nearest_profile
+from ooc_cudnn.doctor.diagnosis import Check, Diagnosis, Finding, Gpu, Library
 from ooc_cudnn.settings_table import PREFIX
+from perfmodel import machine_label
 
 OLDEST_CUPY = 14
 OLDEST_DRIVER_CUDA = 12
@@ -244,7 +246,26 @@ def _extras(facts: Diagnosis) -> Iterator[Finding]:
         if calibration.failure:
             yield _note(f"calibration: {calibration.failure}", command)
         elif not calibration.date and calibration.device == in_use:
-            yield _note(f"{calibration.device} is not calibrated: calls may be slow", command)
+            yield _note(
+                f"{calibration.device} is not calibrated: calls may be slow{_until_then(facts)}",
+                command,
+            )
+
+
+def _until_then(facts: Diagnosis) -> str:
+    """By which figures calls are planned on a card that is not calibrated."""
+    if not facts.gpus or facts.device_setting == "host":
+        return ""
+    return f". Until then they are planned by {machine_label(profile_of(facts.gpus[0]))}"
+
+
+def profile_of(gpu: Gpu) -> str:
+    """Return the shipped profile of a card, or of the one that is most like it.
+
+    >>> profile_of(Gpu("NVIDIA GeForce RTX 4080", 16 * 2**30, "8.9"))
+    'rtx4090'
+    """
+    return nearest_profile(gpu.name, gpu.memory_bytes, gpu.compute_capability)
 
 
 def _cuda_major(facts: Diagnosis) -> int:

@@ -70,12 +70,32 @@ def test_without_one_the_shipped_is_taken_and_said_once(device):
 
 @pytest.mark.parametrize(
     ("gpu", "name"),
-    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "h200")],
+    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("another card", "h200")],
 )
 def test_the_shipped_one_is_that_of_the_card_or_of_the_h200(monkeypatch, device, gpu, name):
     monkeypatch.setattr(device, "identity", lambda: {"gpu": gpu})
-    with pytest.warns(UserWarning, match=f"shipped figures of '{name}'"):
+    with pytest.warns(UserWarning, match=f"shipped figures of '{name}', corrected"):
         assert machine_for(device, None) == shipped(name)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "8.0", "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "8.9", "rtx4090"),
+        ("another card", "8.6", "rtx3090"),
+    ],
+)
+def test_a_card_without_a_measured_profile_has_that_of_data_sheets(
+    monkeypatch, device, gpu, capability, name
+):
+    memory = str(shipped(name).device_bytes)
+    identity = {"gpu": gpu, "device_bytes": memory, "compute_capability": capability}
+    monkeypatch.setattr(device, "identity", lambda: identity)
+    with pytest.warns(UserWarning, match=f"of '{name}', not measured but from data sheets"):
+        assert machine_for(device, None) is shipped(name)
+    assert "compute" not in machine_key(identity)
+    assert machine_key(identity) == machine_key({"gpu": gpu})
 
 
 OLD = json.dumps({**H200.to_json(), "version": 1})

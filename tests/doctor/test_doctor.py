@@ -84,6 +84,16 @@ def test_a_good_set_up_has_nothing_to_say():
         assert words in text
 
 
+def test_the_nearest_profile_of_a_card_is_named():
+    card = Gpu("NVIDIA GeForce RTX 4080", 16 * 2**30, "8.9")
+    facts = but(gpus=(card,), calibrations=(Calibration("cuda", "/cache/cuda.json"),))
+    (finding,) = judge(facts)
+    label = "rtx4090 (not measured: from data sheets)"
+    assert finding.what.endswith(f"calls may be slow. Until then they are planned by {label}")
+    assert f"nearest profile: {label}" in report(facts)
+    assert "nearest profile: h200\n" in report(GOOD)
+
+
 def test_no_driver_is_worth_knowing_but_not_broken():
     (finding,) = judge(NO_CARD)
     assert finding.level == "note"

@@ -68,6 +68,18 @@ def test_every_function_is_planned(machine, dtype):
         assert found.device_bytes <= LIMIT
 
 
+def test_a_plan_says_where_its_machine_was_not_measured():
+    """One of a call, and one of chains one after the other."""
+    operations = [Convolution(W, padding=1), Pooling(window=2)]
+    label = "on rtx4090 (not measured: from data sheets): "
+    for calls in ({"function": "activation_forward"}, {"function": "chain_forward",
+                                                       "operations": operations}):  # fmt: skip
+        found = plan(x=X, machine="RTX 4090", memory_limit=LIMIT, **calls)
+        assert found.machine == "rtx4090"
+        assert label in found.explain().splitlines()[0]
+    assert "measured" not in plan("activation_forward", x=X, machine="h100").explain()
+
+
 @pytest.mark.parametrize("machine", shipped_names())
 def test_a_chain_is_planned(machine):
     operations = [Convolution(W, padding=1), AddTensor(B), Pooling(window=2)]

@@ -119,13 +119,14 @@ class CudaDevice:
         self.runtime.setDevice(self.index)
 
     def identity(self) -> Mapping[str, str]:
-        """The GPU's name, the driver's and cuDNN's versions."""
+        """The GPU's name and kind, the driver's and cuDNN's versions."""
         properties = self.runtime.getDeviceProperties(self.index)
         return {
             "gpu": properties["name"].decode(),
             "driver": str(self.runtime.driverGetVersion()),
             "cudnn": str(import_frontend().backend_version()),
             "device_bytes": str(properties["totalGlobalMem"]),
+            "compute_capability": f"{properties['major']}.{properties['minor']}",
         }
 
     def free_bytes(self) -> int:

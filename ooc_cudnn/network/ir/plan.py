@@ -11,6 +11,7 @@ from ooc_cudnn.network.ir.constraints import LayoutSeconds
 from ooc_cudnn.network.ir.live_ranges import LiveRange
 from ooc_cudnn.network.ir.step import RematEvent
 from ooc_cudnn.units import format_bytes, format_seconds
+from perfmodel import machine_label
 
 #: What becomes of a tensor: in the words of docs/networks.md.
 FATES = ("kept", "offloaded", "recomputed", "streamed", "given")
@@ -223,7 +224,7 @@ class NetworkPlan:
         parts += f", the outer phases in {self.batch_slices} slabs" * (self.batch_slices > 1)
         waiting = max(0.0, self.seconds - self.compute_seconds)
         lines = [
-            f"{self.name} on {self.machine}, policy {self.policy}{taken}{parts}: "
+            f"{self.name} on {machine_label(self.machine)}, policy {self.policy}{taken}{parts}: "
             f"{format_seconds(self.seconds)} predicted",
             *[f"  derived    from the plan for {self.derived}, without a search of its own"]
             * bool(self.derived),

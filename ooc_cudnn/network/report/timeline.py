@@ -16,6 +16,7 @@ from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import Trace
 from ooc_cudnn.plotting import COLOURS, legend, panels
 from ooc_cudnn.units import format_bytes, format_seconds
+from perfmodel import machine_label
 
 STREAMS = (COPY_IN, COMPUTE, COPY_OUT)
 #: What memory holds, from the bottom of the picture up.
@@ -98,7 +99,7 @@ def course_of(made: LoweredStep, measured: Trace | None = None) -> Course:
     for row, first, last, nbytes in _stays(made):
         held[row, first : last + 1] += nbytes
     return Course(
-        f"{plan.name} on {plan.machine}, policy {plan.policy}: {said}",
+        f"{plan.name} on {machine_label(plan.machine)}, policy {plan.policy}: {said}",
         spans,
         np.array([0.0, *begins[1:], seconds]),
         held,

@@ -26,7 +26,7 @@ from ooc_cudnn.network.search.plan_step import NAMES, plan_step
 from ooc_cudnn.progress import reporter
 from ooc_cudnn.settings import current
 from ooc_cudnn.units import format_bytes, format_seconds
-from perfmodel import MachineModel
+from perfmodel import MachineModel, machine_label
 
 #: Of the memory that keeping everything takes.
 SHARES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -331,7 +331,7 @@ def sweep_step(
                     bounds[limit] = seconds
                 report.update(len(points))
                 tell(len(points))
-    title = f"{name} on {keep_all.machine}"
+    title = f"{name} on {machine_label(keep_all.machine)}"
     return Trade(title, held, tuple(points), bounds, keep_all.seconds)
 
 
