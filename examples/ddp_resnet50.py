@@ -3,10 +3,10 @@
 Each process (a rank) has a card and images of its own, drawn once; DistributedDataParallel adds up
 gradients, as ever. Without a card the ranks compute on the host, by gloo.
 
-    torchrun --nproc-per-node 2 -m examples.ddp_resnet50 --batch 768 --limit 16GiB
-    torchrun --nproc-per-node 2 -m examples.ddp_resnet50 --batch 768 --limit 16GiB --statistics global
-    torchrun --nproc-per-node 2 -m examples.ddp_resnet50 --blocks 1,1 --width 8 --batch 4 --image 32 --limit 4MiB
-    python -m examples.ddp_resnet50 --batch 768 --limit 16GiB
+    torchrun --nproc-per-node 2 -m examples.ddp_resnet50 --batch 768 --memory-limit 16GiB
+    torchrun --nproc-per-node 2 -m examples.ddp_resnet50 --batch 768 --memory-limit 16GiB --statistics global
+    torchrun --nproc-per-node 2 -m examples.ddp_resnet50 --blocks 1,1 --width 8 --batch 4 --image 32 --memory-limit 4MiB
+    python -m examples.ddp_resnet50 --batch 768 --memory-limit 16GiB
 
 """  # noqa: E501  # commands are one line each
 
@@ -73,8 +73,8 @@ def train(options: argparse.Namespace, device: torch.device) -> list[float]:
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     torch.manual_seed(0)
     model = resnet(options.blocks, options.width).to(device)
-    if options.limit != "none":
-        ooc.limit(model, options.limit, statistics=options.statistics)
+    if options.memory_limit != "none":
+        ooc.limit(model, options.memory_limit, statistics=options.statistics)
     trained = DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(trained.parameters(), lr=options.rate, momentum=0.9)
     torch.manual_seed(1 + rank)
@@ -98,7 +98,7 @@ def train(options: argparse.Namespace, device: torch.device) -> list[float]:
     if rank == 0:
         rate = ranks * options.batch / median(seconds[1:] or seconds)
         print(f"{ranks} rank{'s' * (ranks > 1)}: {rate:.4g} images a second")
-        if options.limit != "none":
+        if options.memory_limit != "none":
             limited: Any = model.forward
             print(f"a plan of {format_bytes(limited.plan.device_bytes)}")
         if options.save:
@@ -115,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", type=int, default=224, help="height and width (%(default)s)")
     parser.add_argument("--blocks", type=_numbers, default="3,4,6,3", help="(%(default)s)")
     parser.add_argument("--width", type=int, default=64, help="of the first layer (%(default)s)")
-    parser.add_argument("--limit", help='memory of a card: "16GiB"; none: PyTorch alone')
+    parser.add_argument(
+        "--memory-limit", "--limit", help='memory of a card: "16GiB"; none: PyTorch alone'
+    )
     parser.add_argument("--statistics", default="rank", choices=("rank", "global"))
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     parser.add_argument("--steps", type=int, default=5, help="(%(default)s)")

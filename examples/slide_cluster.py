@@ -5,7 +5,7 @@ some worker; the labels and smaller and smaller copies of them go to Zarr. Whate
 is not made again, so a run that was ended goes on where it was.
 
     python -m examples.slide_cluster
-    python -m examples.slide_cluster --size 65536 --chunk 4096 --folder /data/slide --limit 16GiB
+    python -m examples.slide_cluster --size 65536 --chunk 4096 --folder /data --memory-limit 16GiB
     python -m examples.slide_cluster --size 512 --chunk 128 --workers 0 --folder /tmp/small
 """
 
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=8, help="channels of the first layer")
     parser.add_argument("--folder", default="slide", help="where the store is, or will be")
     parser.add_argument("--workers", type=int, help="0: this process alone; one a card by default")
-    parser.add_argument("--limit", help="device memory of each worker: 16GiB")
+    parser.add_argument("--memory-limit", "--limit", help="device memory of each worker: 16GiB")
     parser.add_argument("--device", default="auto", help="auto, cuda or host")
     options = parser.parse_args(arguments)
     for name in ("size", "chunk", "width"):
@@ -107,10 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         if options.workers == 0:
             stack.enter_context(dask.config.set(scheduler="synchronous"))
-            device = {"device": options.device, "memory_limit": options.limit}
+            device = {"device": options.device, "memory_limit": options.memory_limit}
             stack.enter_context(ooc_cudnn.settings(**device))
         else:
-            given = {"device": options.device, "memory_limit": options.limit}
+            given = {"device": options.device, "memory_limit": options.memory_limit}
             local = stack.enter_context(ooc.cluster(options.workers, **given))
             client = stack.enter_context(Client(local))
             for worker in ooc.workers(client):

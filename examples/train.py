@@ -4,9 +4,9 @@ A step is planned whole and run as one program; gradients come back where parame
 NumPy arrays, and stochastic gradient descent is one line of NumPy. The batch is the same in every
 step, so that the loss falls.
 
-    python -m examples.train vgg16 --batch 512 --limit 8GiB
-    python -m examples.train resnet50 --batch 256 --limit 16GiB --policy checkpoint --steps 10
-    python -m examples.train vgg16 --batch 2 --image 32 --width 0.0625 --limit 1MiB --device host
+    python -m examples.train vgg16 --batch 512 --memory-limit 8GiB
+    python -m examples.train resnet50 --batch 256 --memory-limit 16GiB --policy checkpoint
+    python -m examples.train vgg16 --batch 2 --image 32 --memory-limit 40MiB --device host
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def train(options: argparse.Namespace) -> list[float]:
     random = np.random.default_rng(0)
     images = random.standard_normal(net.graph.tensors["images"].shape, np.float32)
     labels = random.integers(CLASSES, size=options.batch)
-    step = net.training_step(loss, memory_limit=options.limit, policy=options.policy)
+    step = net.training_step(loss, memory_limit=options.memory_limit, policy=options.policy)
     losses = []
     for number in range(1, options.steps + 1):
         with ooc_cudnn.profile() as recorded:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=32, help="images (%(default)s)")
     parser.add_argument("--image", type=int, default=224, help="height and width (%(default)s)")
     parser.add_argument("--width", type=float, default=1.0, help="of all channels: small nets")
-    parser.add_argument("--limit", help='device memory: bytes, "8GiB", "50%%"')
+    parser.add_argument("--memory-limit", "--limit", help='device memory: bytes, "8GiB", "50%%"')
     parser.add_argument("--policy", default="best", help="keep, remake, offload, ... (%(default)s)")
     parser.add_argument("--device", default="auto", help="cuda, cuda:1 or host; where it works")
     parser.add_argument("--steps", type=int, default=3, help="(%(default)s)")

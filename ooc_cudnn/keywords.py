@@ -38,7 +38,7 @@ SYNONYMS = {
     "momentum": ("exponential_average_factor",),
     "input": ("x",),
     "output": ("out",),
-    "limit": ("memory_limit",),
+    "limit": ("memory_limit", "memory_limits"),
     "max_memory": ("memory_limit",),
     "reduction": ("reduce",),
 }
@@ -78,6 +78,30 @@ def explain_keyword(function: Callable[..., Any], given: Mapping[str, Any]) -> s
         return f"{said}: it is called {match!r} here"
     more = f": {ELSEWHERE[wrong]}" if wrong in ELSEWHERE and "w" in parameters else ""
     return f"{said}{more}"
+
+
+def renamed(**new_names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function take keywords by the names that they had before, too.
+
+    >>> @renamed(limits="memory_limits")
+    ... def swept(*, memory_limits=()): return memory_limits
+    >>> swept(limits=(0.5,))
+    (0.5,)
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            given: dict[str, Any] = kwargs
+            for old in new_names.keys() & given.keys():
+                if new_names[old] in given:
+                    raise TypeError(f"{function.__name__}() got {new_names[old]!r} and {old!r}")
+                given[new_names[old]] = given.pop(old)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
 
 
 def explaining(function: Callable[P, T]) -> Callable[P, T]:

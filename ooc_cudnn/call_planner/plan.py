@@ -9,7 +9,7 @@ from typing import Any
 from ooc_cudnn.call_planner.explain import explain_lines
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS
 from ooc_cudnn.tensor import TensorSpec
-from ooc_cudnn.units import format_seconds
+from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import Split, machine_label
 
 
@@ -168,8 +168,21 @@ class Plan:
             lines += ["", *explain_lines(part)]
         return "\n".join(lines)
 
+    @property
+    def summary(self) -> str:
+        """A line: what is planned for which machine, its seconds, and its memory of the limit."""
+        held, most = format_bytes(self.device_bytes), format_bytes(self.memory_limit)
+        return (
+            f"{self.function} on {machine_label(self.machine)}, {self.pieces} "
+            f"piece{'s' * (self.pieces > 1)}: {format_seconds(self.seconds)} predicted, {held} of "
+            f"memory_limit {most}"
+        )
+
     def __str__(self) -> str:
         return self.explain()
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self.summary}>"  # fields go on for pages
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

@@ -215,6 +215,20 @@ def add_device(parser: Any) -> None:
     parser.add_argument("--device", metavar="NAME", help="auto, cuda, cuda:1 or host")
 
 
+def add_memory_limit(parser: Any, meaning: str = "16GiB, 0.5, ...") -> None:
+    """Let the memory limit be given; `--limit` is short for it."""
+    parser.add_argument(
+        "--memory-limit", "--limit", dest="memory_limit", metavar="SIZE", help=meaning
+    )
+
+
+def add_memory_limits(parser: Any, read: Callable[[str], Any], meaning: str) -> None:
+    """Let the limits of a sweep be given; `--limits` is short for it."""
+    parser.add_argument(
+        "--memory-limits", "--limits", dest="limits", type=read, metavar="SIZE,...", help=meaning
+    )
+
+
 def add_machine(parser: Any) -> None:
     """Let the machine that is predicted for be named."""
     parser.add_argument(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ooc_cudnn
-from ooc_cudnn.cli.arguments import PROGRAM, add_device, complain, on_device
+from ooc_cudnn.cli.arguments import PROGRAM, add_device, add_memory_limit, complain, on_device
 from ooc_cudnn.errors import OocError
 from ooc_cudnn.settings import current
 
@@ -195,10 +195,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 def _add_demo(parser: Any) -> None:
     add_device(parser)
     parser.add_argument("--megapixels", type=float, default=100.0, help="default: %(default)g")
-    parser.add_argument(
-        "--limit", "--memory-limit", dest="memory_limit", metavar="SIZE",
-        help="at most a tenth of the data (the default)",
-    )  # fmt: skip
+    add_memory_limit(parser, "at most a tenth of the data (the default)")
     parser.add_argument(
         "--output", type=Path, default=Path("demo_output"), metavar="DIR",
         help="for the pictures, and the data meanwhile (default: %(default)s)",

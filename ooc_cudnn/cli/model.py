@@ -15,6 +15,8 @@ from ooc_cudnn.cli.arguments import (
     ArrayArgument,
     add_device,
     add_machine,
+    add_memory_limit,
+    add_memory_limits,
     add_seconds,
     nearest,
     on_device,
@@ -27,8 +29,8 @@ from ooc_cudnn.plotting import check_can_draw
 from ooc_cudnn.tensor import DTYPES
 
 EXAMPLE = (
-    f"{PROGRAM} plan --torch torchvision.models:resnet50 --input 768x3x224x224 --limit 16GiB "
-    "--machine h200"
+    f"{PROGRAM} plan --torch torchvision.models:resnet50 --input 768x3x224x224 "
+    "--memory-limit 16GiB --machine h200"
 )
 
 
@@ -46,9 +48,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE[@PLACEMENT]",
         help="of each argument of its forward, in order; pinned where no placement is named",
     )  # fmt: skip
-    group.add_argument(
-        "--limit", "--memory-limit", dest="limit", metavar="SIZE", help="16GiB, 0.5, ..."
-    )
+    add_memory_limit(group)
     group.add_argument(
         "--forward", action="store_true", help="forward alone, of the model in evaluation"
     )
@@ -61,10 +61,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sweep", action="store_true", help="show seconds over memory: plans under several limits"
     )
-    group.add_argument(
-        "--limits", type=limits, metavar="SIZE,...",
-        help="of a sweep: sizes, or shares of what keeping everything takes (0.5,0.25,2GiB)",
-    )  # fmt: skip
+    add_memory_limits(
+        group,
+        limits,
+        "of a sweep: sizes, or shares of what keeping everything takes (0.5,0.25,2GiB)",
+    )
     group.add_argument(
         "--within", type=positive, metavar="SECONDS",
         help="of a sweep: begin no further plan after so many seconds",
@@ -93,21 +94,25 @@ def plan_model(arguments: argparse.Namespace) -> int:
 def _check_sweep(arguments: argparse.Namespace) -> None:
     """Refuse what a sweep does not do, and what it alone does."""
     if arguments.sweep:
-        if arguments.limit is not None:
-            raise ValueError("--limit is of one plan, and --sweep makes many; leave one out")
+        if arguments.memory_limit is not None:
+            raise ValueError("--memory-limit is of one plan, and --sweep makes many; leave one out")
         if arguments.plot is not None:
             check_can_draw(arguments.plot)  # before the time is spent
         return
-    for option in ("limits", "within", "plot"):
-        if getattr(arguments, option) is not None:
-            raise ValueError(f"--{option} is of a sweep: add --sweep")
+    for option, given in (
+        ("--memory-limits", arguments.limits),
+        ("--within", arguments.within),
+        ("--plot", arguments.plot),
+    ):
+        if given is not None:
+            raise ValueError(f"{option} is of a sweep: add --sweep")
 
 
 def _planned(model: Any, arguments: argparse.Namespace, placement: str) -> Any:
     from ooc_cudnn.torch import plan
 
     shapes, asked = _asked(model, arguments, placement)
-    return plan(model, *shapes, memory_limit=arguments.limit, **asked)
+    return plan(model, *shapes, memory_limit=arguments.memory_limit, **asked)
 
 
 def _sweep(model: Any, arguments: argparse.Namespace, placement: str) -> None:
@@ -118,7 +123,7 @@ def _sweep(model: Any, arguments: argparse.Namespace, placement: str) -> None:
     within = math.inf if arguments.within is None else arguments.within
     with keep_stdout_clean():
         trade = sweep(
-            model, *shapes, limits=arguments.limits or SHARES, within_seconds=within, **asked
+            model, *shapes, memory_limits=arguments.limits or SHARES, within_seconds=within, **asked
         )
     show(trade, arguments)
 

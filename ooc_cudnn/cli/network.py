@@ -15,6 +15,8 @@ from ooc_cudnn.cli.arguments import (
     PROGRAM,
     add_device,
     add_machine,
+    add_memory_limit,
+    add_memory_limits,
     add_seconds,
     nearest,
     on_device,
@@ -34,7 +36,9 @@ from ooc_cudnn.units import format_seconds
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = f"example: {PROGRAM} network resnet50 --batch 256 --limit 16GiB --machine h200"
+    parser.epilog = (
+        f"example: {PROGRAM} network resnet50 --batch 256 --memory-limit 16GiB --machine h200"
+    )
     parser.add_argument(
         "network", type=_network, metavar="NAME", help=f"one of {', '.join(networks.__all__)}"
     )
@@ -48,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--classes", type=positive, metavar="N", help="classes that it tells apart")
     parser.add_argument("--width", type=float, metavar="FACTOR", help="of all channels (0.5: half)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
-    parser.add_argument(
-        "--limit", "--memory-limit", dest="limit", metavar="SIZE",
-        help="memory of the card: a size (16GiB), or a share of what is free there (0.5); "
-        "0.9 when left out",
-    )  # fmt: skip
+    add_memory_limit(
+        parser,
+        "memory of the card: a size (16GiB), or a share of what is free there (0.5); 0.9 when left "
+        "out",
+    )
     parser.add_argument(
         "--policy", dest="policies", choices=NAMES, action="append",
         help="who decides what is kept, offloaded and recomputed (docs/networks.md has each); "
@@ -71,11 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sweep", action="store_true",
         help="show seconds over memory, by all policies that plan in seconds and beside the bound",
     )  # fmt: skip
-    parser.add_argument(
-        "--limits", type=limits, metavar="SIZE,...",
-        help="of a sweep: sizes, or shares of what keeping everything takes, not of what is free "
+    add_memory_limits(
+        parser,
+        limits,
+        "of a sweep: sizes, or shares of what keeping everything takes, not of what is free "
         "(0.8,0.4,16GiB)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--run", dest="steps", metavar="STEPS", nargs="?", const=1, default=0, type=whole,
         help="run so many steps, too, on drawn images (1 when left out); nothing is trained",
@@ -119,7 +124,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_can_draw(arguments.plot)  # before the time is spent
     net, loss = _made(arguments)
-    with on_device(arguments.device, arguments.seconds), settings(memory_limit=arguments.limit):
+    with (
+        on_device(arguments.device, arguments.seconds),
+        settings(memory_limit=arguments.memory_limit),
+    ):
         if arguments.sweep:
             sweep(arguments, net, loss)
         else:
@@ -133,12 +141,12 @@ def _check_sweep(arguments: argparse.Namespace) -> None:
         for option, asked in (
             ("--run", arguments.steps),
             ("--tune", arguments.tune),
-            ("--limit", arguments.limit),
+            ("--memory-limit", arguments.memory_limit),
         ):
             if asked:
                 raise ValueError(f"{option} is of one plan, and --sweep makes many; leave one out")
     elif arguments.limits is not None:
-        raise ValueError("--limits are of a sweep: add --sweep, or give one --limit")
+        raise ValueError("--memory-limits are of a sweep: add --sweep, or give one --memory-limit")
     elif len(arguments.policies or ()) > 1:
         raise ValueError("several policies are of a sweep: add --sweep, or give one --policy")
 

@@ -19,6 +19,7 @@ from ooc_cudnn.cli.arguments import (
     Kind,
     add_device,
     add_machine,
+    add_memory_limit,
     kind_of,
     meanings,
     on_device,
@@ -151,8 +152,7 @@ def _add_common(group: Any, *, plans: bool) -> None:
         add_machine(where)
         group.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_device(where)
-    group.add_argument("--limit", "--memory-limit", dest="memory_limit", metavar="SIZE",
-                       help="16GiB, 0.5, ...")  # fmt: skip
+    add_memory_limit(group)
 
 
 def request_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def limits(text: str) -> tuple[int | float, ...]:
     (0.8, 17179869184)
     """
     try:
-        return tuple(parse_limit(each, name="--limits") for each in text.split(","))
+        return tuple(parse_limit(each, name="--memory-limits") for each in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -102,6 +102,17 @@ class ClusterPlan:
         """The resource that binds."""
         return max(self.parts, key=self.parts.__getitem__)
 
+    @property
+    def summary(self) -> str:
+        """A line: blocks, tasks and workers, seconds, and what binds."""
+        return (
+            f"{self.blocks} blocks, {self.tasks} tasks on {self.workers} workers: "
+            f"{format_seconds(self.seconds)}, bound by the {self.binding}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<ClusterPlan: {self.summary}>"
+
     def explain(self) -> str:
         """A table: seconds by what binds, memory, and other chunks."""
         rows = [("chunks", "blocks", "predicted", "  binds", "a block takes")]
@@ -115,8 +126,7 @@ class ClusterPlan:
         of_parts = [(name, format_seconds(seconds)) for name, seconds in parts.items()]
         return "\n".join(
             [
-                f"{self.blocks} blocks, {self.tasks} tasks on {self.workers} workers: "
-                f"{format_seconds(self.seconds)}, bound by the {self.binding}",
+                self.summary,
                 *align_columns(of_parts, ("<12", ">10")),
                 "",
                 *align_columns(rows, ("<24", ">8", ">11", "<12", ">14")),

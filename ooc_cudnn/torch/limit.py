@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -42,9 +43,9 @@ def limit(
 ) -> M:
     """Let a model compute within a limit of device memory. Returns at once.
 
-    It stays the same object: parameters, state_dict, hooks, train and eval are as before; its
-    `forward` is replaced. At its first call with arguments of some shapes the model is captured and
-    planned, which takes seconds.
+    It stays the same object: parameters, state_dict, hooks, train and eval are as before. Its
+    `forward` is replaced, and its `extra_repr`: printed, it says the limit. At its first call with
+    arguments of some shapes the model is captured and planned, which takes seconds.
 
     Parameters
     ----------
@@ -112,7 +113,8 @@ def limit(
             "method"
         )
     forget_calls(inner)
-    inner.forward = Limited(inner, memory_limit, strict=strict, statistics=statistics, scale=scale)
+    limited = Limited(inner, memory_limit, strict=strict, statistics=statistics, scale=scale)
+    inner.forward, inner.__dict__["extra_repr"] = limited, DescribedLimit(limited)
     return model
 
 
@@ -123,6 +125,19 @@ def release(model: M) -> M:
     if isinstance(own, Limited):
         own.undo()
     return model
+
+
+class DescribedLimit:
+    """The `extra_repr` of a model under a limit: its own, and a line on the limit."""
+
+    def __init__(self, limited: Limited) -> None:
+        self.limited = limited
+
+    def __call__(self) -> str:
+        """Return what is printed of the model beside its parts."""
+        limited = self.limited
+        own = limited.described_before or partial(type(limited.model).extra_repr, limited.model)
+        return "\n".join(filter(None, (own(), f"under a limit: {limited.summary}")))
 
 
 class Limited:
@@ -142,6 +157,10 @@ class Limited:
         self.statistics, self.scale = statistics, scale
         #: What the user had put in place of the class's forward.
         self.before: Any = forward.before if isinstance(forward, Limited) else forward
+        #: And in place of the class's `extra_repr`.
+        self.described_before: Any = model.__dict__.get("extra_repr")
+        if isinstance(forward, Limited):
+            self.described_before = forward.described_before
         self.last: ReadyModel | None = None
         self._is_method = isinstance(_forward_of_class(model), FunctionType)
 
@@ -150,10 +169,22 @@ class Limited:
 
     def undo(self) -> None:
         """Put the model's own forward back."""
-        if self.before is None:
-            del self.model.__dict__["forward"]
-        else:
-            self.model.__dict__["forward"] = self.before
+        for name, before in (("forward", self.before), ("extra_repr", self.described_before)):
+            if before is None:
+                self.model.__dict__.pop(name, None)
+            else:
+                self.model.__dict__[name] = before
+
+    @property
+    def summary(self) -> str:
+        """A line: the plan of the last call, or the limit that the next is planned under."""
+        if self.plan is not None:
+            return self.plan.summary
+        asked = "of the settings" if self.memory_limit is None else f"{self.memory_limit}"
+        return f"memory_limit {asked}, not planned yet"
+
+    def __repr__(self) -> str:
+        return f"<forward of {type(self.model).__name__} under a limit: {self.summary}>"
 
     @property
     def plan(self) -> NetworkPlan | None:

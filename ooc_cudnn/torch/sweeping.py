@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ooc_cudnn.keywords import explaining
+from ooc_cudnn.keywords import explaining, renamed
 from ooc_cudnn.network.tradeoff.curve import Swept, Trade, sweep_step
 from ooc_cudnn.torch.planning import capture_for, device_to_plan_for, specs_of
 from ooc_cudnn.units import parse_limit
@@ -20,11 +20,12 @@ from perfmodel import MachineModel
 SHARES = (1.0, 3 / 4, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8)
 
 
+@renamed(limits="memory_limits")
 @explaining
 def sweep(
     model: torch.nn.Module,
     *shapes: Any,
-    limits: Sequence[int | float | str] = SHARES,
+    memory_limits: Sequence[int | float | str] = SHARES,
     policies: Sequence[str] = ("best",),
     machine: MachineModel | str | os.PathLike[str] | None = None,
     placement: str = "pinned",
@@ -42,7 +43,7 @@ def sweep(
     ----------
     model, shapes, machine, placement, with_gradients, scale
         As for `plan`.
-    limits : sequence of int, float or str
+    memory_limits : sequence of int, float or str
         Bytes, or text ("8GiB"), or shares of the memory that keeping everything takes: 0.5 is half
         of that, and 1.0 all of it.
     policies : sequence of str
@@ -71,12 +72,12 @@ def sweep(
     --------
     >>> import torch, ooc_cudnn.torch as ooc
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.Conv2d(64, 8, 3))
-    >>> found = ooc.sweep(model, (64, 3, 128, 128), limits=(1.0, 0.25), machine="h200")
+    >>> found = ooc.sweep(model, (64, 3, 128, 128), memory_limits=(1.0, 0.25), machine="h200")
     >>> all_kept, quarter = found.points
     >>> quarter.plan.device_bytes <= found.keep_all_bytes // 4
     True
     """
-    asked = tuple(parse_limit(each, name="limits") for each in limits)
+    asked = tuple(parse_limit(each, name="memory_limits") for each in memory_limits)
     ready = capture_for(
         model, shapes, None, with_gradients=with_gradients, scale=scale, what="sweep"
     )

@@ -13,7 +13,7 @@ from ooc_cudnn.network.runtime import plan_cache
 pytest.importorskip("torch")
 
 MODELS = "tests.support.torch_models"
-ASKED = ("--input", "8x3x16x16", "--limit", "24MiB", "--machine", "h200")
+ASKED = ("--input", "8x3x16x16", "--memory-limit", "24MiB", "--machine", "h200")
 
 
 def run(capsys, *arguments):
@@ -57,7 +57,7 @@ def test_a_model_of_ones_own_file_is_found(capsys, tmp_path, monkeypatch):
         (("--torch", f"{MODELS}:residul", *ASKED), "did you mean 'residual'?"),
         (("--torch", f"{MODELS}:MODELS", *ASKED), "MODELS is a dict, not a model"),
         (("--torch", "no_such_module:model", *ASKED), "no_such_module"),
-        (("--torch", f"{MODELS}:residual", *ASKED[:2], "--limit", "1KiB"), "the least that"),
+        (("--torch", f"{MODELS}:residual", *ASKED[:2], "--memory-limit", "1KiB"), "the least that"),
         (("--torch", f"{MODELS}:residual", "--input", "2x5x8x8"), "expected input"),
         (
             ("--torch", f"{MODELS}:residual", "--input", "2x3x8x8@disk", "--input", "2x3"),
@@ -112,7 +112,7 @@ def test_a_sweep_is_a_table_and_a_picture(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "sweep.svg"
     asked = ("--torch", f"{MODELS}:residual", *ASKED[:2], *ASKED[4:], "--sweep")
-    status, out, err = run(capsys, *asked, "--limits", "0.5,24MiB", "--plot", str(path))
+    status, out, err = run(capsys, *asked, "--memory-limits", "0.5,24MiB", "--plot", str(path))
     assert (status, err) == (0, "")
     assert out.startswith("Sequential on h200: predicted seconds of a step over memory")
     assert [line.split()[0] for line in out.splitlines()[3:4]] == ["0.50"]
@@ -144,8 +144,8 @@ def test_seconds_are_those_of_the_search(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*ASKED, "--sweep"), "--limit is of one plan, and --sweep makes many"),
-        ((*ASKED, "--limits", "0.5"), "--limits is of a sweep"),
+        ((*ASKED, "--sweep"), "--memory-limit is of one plan, and --sweep makes many"),
+        ((*ASKED, "--memory-limits", "0.5"), "--memory-limits is of a sweep"),
         ((*ASKED, "--plot", "x.png"), "--plot is of a sweep"),
         ((*ASKED, "--within", "3"), "--within is of a sweep"),
     ],

@@ -94,7 +94,7 @@ def test_steps_run(capsys):
     [
         (("network", "vgg"), "give one of alexnet, densenet121"),
         (("network", "resnet5"), "did you mean 'resnet50'?"),
-        ((*SMALL, "--sweep", "--limits", "0.5,much"), "--limits='much'"),
+        ((*SMALL, "--sweep", "--limits", "0.5,much"), "--memory-limits='much'"),
         ((*SMALL, "--policy", "none"), "invalid choice"),
         ((*SMALL, "--batch", "0"), "argument --batch: must be 1 or more, not 0"),
         ((*SMALL, "--device", "host", "--machine", "h200"), "not allowed"),
@@ -116,9 +116,9 @@ def test_what_cannot_be_done_is_one_line(capsys):
     assert "smallest" in err or "least" in err
     for asked, said in (
         (("--run", "-1"), "--run takes a number of steps, not -1"),
-        (("--limits", "0.5"), "--limits are of a sweep"),
+        (("--limits", "0.5"), "--memory-limits are of a sweep"),
         (("--policy", "keep", "--policy", "best"), "several policies are of a sweep"),
-        (("--sweep", "--limit", "1GiB"), "--limit is of one plan"),
+        (("--sweep", "--limit", "1GiB"), "--memory-limit is of one plan"),
         (("--sweep", "--run"), "--run is of one plan"),
         (("--width", "0"), "width must be a positive number, not 0.0"),
         (("--width", "nan"), "width must be a positive number, not nan"),

@@ -97,3 +97,11 @@ def test_slower_placements_take_longer(machine, placement):
         for where in ("pinned", placement)
     ]  # fmt: skip
     assert seconds[0] <= seconds[1]
+
+
+def test_a_plan_is_a_line_where_it_is_looked_at():
+    found = plan("activation_forward", x=X, machine="h200", memory_limit="1MiB")
+    said = repr(found)
+    assert said.startswith("<Plan: activation_forward on h200, ")
+    assert said.endswith(" of memory_limit 1.00 MiB>")
+    assert len(said) < 200

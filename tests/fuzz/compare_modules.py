@@ -15,7 +15,10 @@ import torch
 from torch import nn
 
 #: What every module has; what else is in `vars` is the user's.
-INTERNAL = {*vars(nn.Module()), "forward", "_compiled_call_impl", "_is_full_backward_hook"}
+INTERNAL = {
+    *vars(nn.Module()),
+    *("forward", "extra_repr", "_compiled_call_impl", "_is_full_backward_hook"),
+}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: Units of rounding that a value may be off at once, by its own largest; and where PyTorch is
 #: asked, by the largest of all.

@@ -557,3 +557,33 @@ def test_a_plan_that_does_not_fit_draws_no_random_numbers():
         limited(torch.ones(SHAPE))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
+
+
+def test_a_model_says_where_it_is_printed_under_what_limit_it_is():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    before = repr(model)
+    ooc.limit(model, "64KiB")
+    assert repr(model).splitlines()[1] == "  under a limit: memory_limit 64KiB, not planned yet"
+    assert "of Sequential under a limit: memory_limit 64KiB" in repr(model.forward)
+    model(torch.ones(2, 3, 8, 8))
+    said = repr(model).splitlines()[1]
+    assert said.startswith("  under a limit: forward on ") or "training_step on " in said
+    assert said.endswith(" of memory_limit 64.00 KiB")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.extra_repr.limited is other.forward
+        assert "64KiB, not planned yet" in repr(other)
+    ooc.limit(model)
+    assert "memory_limit of the settings" in repr(model)
+    assert repr(ooc.release(model)) == before
+
+
+def test_what_a_model_says_of_itself_stays():
+    class Named(torch.nn.Linear):
+        pass
+
+    layer = Named(2, 3)
+    assert "\n  in_features=2, out_features=3, bias=True\n" in repr(ooc.limit(layer, 0.5))
+    own = ooc.release(layer).extra_repr = lambda: "mine"
+    for _ in range(2):
+        assert repr(ooc.limit(layer, 0.5)).splitlines()[1] == "  mine"
+    assert ooc.release(layer).extra_repr is own

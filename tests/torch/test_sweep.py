@@ -26,7 +26,7 @@ def model():
 @pytest.fixture(scope="module")
 def found(model):
     with short_search():
-        return ooc.sweep(model, SHAPE, limits=LIMITS, machine="h200", bound=True)
+        return ooc.sweep(model, SHAPE, memory_limits=LIMITS, machine="h200", bound=True)
 
 
 def test_each_point_is_the_plan_of_its_limit(model, found):
@@ -57,7 +57,7 @@ def test_it_is_captured_once(model, monkeypatch):
     monkeypatch.setattr(capture.Captures, "_traced", counted)
     told = []
     with ooc_cudnn.settings(progress=lambda *done: told.append(done)):
-        ooc.sweep(torch.nn.Sequential(*model), SHAPE, limits=LIMITS[:3], machine="h200")
+        ooc.sweep(torch.nn.Sequential(*model), SHAPE, memory_limits=LIMITS[:3], machine="h200")
     assert len(count) == 1
     assert told == [(1, 3), (2, 3), (3, 3)]
 
@@ -81,21 +81,22 @@ def test_its_json_comes_back(found):
 
 
 def test_when_the_time_is_over_no_plan_is_begun(model):
-    found = ooc.sweep(model, SHAPE, limits=LIMITS, machine="h200", within_seconds=0)
+    found = ooc.sweep(model, SHAPE, memory_limits=LIMITS, machine="h200", within_seconds=0)
     assert [point.plan for point in found.points] == [None] * 4
     assert all(point.why.startswith("not planned: ") for point in found.points)
     assert found.keep_all_seconds > 0
 
 
 def test_forward_alone(model):
-    found = ooc.sweep(model, SHAPE, limits=[1.0, 0.5], machine="h200", with_gradients=False)
+    found = ooc.sweep(model, SHAPE, memory_limits=[1.0, 0.5], machine="h200", with_gradients=False)
     assert all(point.plan.name == "forward" for point in found.points)
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"limits": ["much"]}, "limits='much'"),
+        ({"limits": ["much"]}, "memory_limits='much'"),
+        ({"memory_limits": [1.0], "limits": [1.0]}, "'memory_limits' and 'limits'"),
         ({"policies": ["none"]}, "policy must be one of"),
         ({"within": 3}, "within"),
     ],

@@ -216,16 +216,27 @@ class NetworkPlan:
                 found[each.fate] = found.get(each.fate, 0) + each.nbytes
         return found
 
-    def explain(self) -> str:
-        """Return a table a person reads: seconds, bytes, fates, the longest phases."""
+    @property
+    def summary(self) -> str:
+        """A line: what is planned for which machine, its seconds, and its memory of the limit."""
+        held, most = format_bytes(self.device_bytes), format_bytes(self.memory_limit)
+        return f"{self._headline()}, {held} of memory_limit {most}"
+
+    def _headline(self) -> str:
         taken = f" ({self.taken})" * (self.taken not in ("", self.policy))
         parts = f", in {self.micro_batches} micro-batches" * (self.micro_batches > 1)
         parts += f", in {self.bands} bands of rows" * (self.bands > 1)
         parts += f", the outer phases in {self.batch_slices} slabs" * (self.batch_slices > 1)
+        return (
+            f"{self.name} on {machine_label(self.machine)}, policy {self.policy}{taken}{parts}: "
+            f"{format_seconds(self.seconds)} predicted"
+        )
+
+    def explain(self) -> str:
+        """Return a table a person reads: seconds, bytes, fates, the longest phases."""
         waiting = max(0.0, self.seconds - self.compute_seconds)
         lines = [
-            f"{self.name} on {machine_label(self.machine)}, policy {self.policy}{taken}{parts}: "
-            f"{format_seconds(self.seconds)} predicted",
+            self._headline(),
             *[f"  derived    from the plan for {self.derived}, without a search of its own"]
             * bool(self.derived),
             f"  device     {format_bytes(self.device_bytes)} of {format_bytes(self.memory_limit)}",
@@ -360,7 +371,7 @@ class NetworkPlan:
         return self.explain()
 
     def __repr__(self) -> str:
-        return f"<NetworkPlan: {self.explain().splitlines()[0]}>"  # fields go on for pages
+        return f"<NetworkPlan: {self.summary}>"  # fields go on for pages
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of plain JSON values."""

@@ -96,6 +96,10 @@ class TilePlan:
         """Device memory that it takes."""
         return self.plan.device_bytes
 
+    def __repr__(self) -> str:
+        blocks = f"{self.count} blocks, {format_seconds(self.seconds)} predicted; of one: "
+        return f"<TilePlan: {blocks * (self.count > 1)}{self.plan.summary}>"
+
     def explain(self) -> str:
         """The blocks, and the plan of one of them, for a person to read."""
         shape = " x ".join(map(str, self.block))
