@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import Line, MachineModel
 from perfmodel.lines import KEPT, SCALED, is_noisy
+from perfmodel.machine import FROM_DATA_SHEETS
 from perfmodel.work import CHANNEL_STEP, Direction, Work, convolution_work, pass_work
 
 MIB = 2**20
@@ -17,6 +18,8 @@ MIB = 2**20
 DOUBTFUL, SLOW = 0.25, 2.0
 #: Clocks that are so much slower or faster at the end tell nothing for certain.
 DRIFTED = 0.05
+#: Arithmetic that three lines tell the rate of.
+TOLD = ("tf32", "bfloat16")
 #: So many of the least sure lines are named.
 NAMED = 3
 
@@ -96,6 +99,54 @@ def report(model: MachineModel) -> str:
     if "calibration_seconds" in model.facts:
         rows.append(f"measured in {model.facts['calibration_seconds']:.1f} s")
     return "\n".join([*rows, "", *explain_confidence(model)])
+
+
+def summary(model: MachineModel, kept: str) -> list[str]:
+    """Return three lines: what was measured, how sure it is, and where it is kept.
+
+    Parameters
+    ----------
+    model : MachineModel
+    kept : str
+        Where.
+
+    Examples
+    --------
+    >>> from perfmodel import shipped
+    >>> measured, sure, kept = summary(shipped("h200"), "a.json")
+    >>> measured[:40]
+    'measured  h200 in 131 s: copies 54.52 GB'
+    >>> kept
+    'kept in   a.json'
+    """
+    usual = Usual.of(model)
+    copies = [
+        f"{_rate(key, _taken(usual, key, model.lines[key])[1])} {way}"
+        for key, way in (("copy_in/pinned", "in"), ("copy_out/pinned", "out"))
+        if key in model.lines
+    ]
+    fastest = {
+        dtype: max(rates)
+        for dtype in TOLD
+        if (rates := [
+            _taken(usual, key, line)[1]
+            for key, line in model.compute.lines.items()
+            if key.startswith(f"convolution/{dtype}/") and not _is_depthwise(key)
+        ])
+    }  # fmt: skip
+    computing = [f"{_rate('convolution', rate)} in {dtype}" for dtype, rate in fastest.items()]
+    seconds = model.facts.get("calibration_seconds")
+    took = "" if seconds is None else f" in {seconds:.0f} s"
+    sure = explain_confidence(model)[0].removeprefix("how sure: ")
+    disturbed = sum(map(len, spoilt(model).values()))
+    drifted = any(abs(share) > DRIFTED for _, share in _drifts(model))
+    doubts = [f"disturbed lines: {disturbed}"] * bool(disturbed) + ["clocks drifted"] * drifted
+    return [
+        f"measured  {model.name}{took}: copies {', '.join(copies)}; 3 x 3 convolutions up to "
+        f"{', '.join(computing)}",
+        f"how sure  {'; '.join([sure, *doubts])}",
+        f"kept in   {kept}",
+    ]
 
 
 def _table(model: MachineModel, usual: Usual) -> list[str]:
@@ -208,6 +259,8 @@ def explain_confidence(model: MachineModel) -> list[str]:
     held = {
         key: of for key, of in model.quality.items() if {"held_out_error", "spread"} <= of.keys()
     }
+    if model.calibrated == FROM_DATA_SHEETS:
+        return [f"how sure: not measured; scaled {FROM_DATA_SHEETS}"]
     if not held:
         return ["how sure: not known; this model does not say how well it was fitted"]
     wrong = {key: max(of["spread"], _error(of)) for key, of in held.items()}

@@ -162,6 +162,10 @@ def _add_calibrate(parser: Any) -> None:
     add_device(parser)
     parser.add_argument("--quick", action="store_true", help="a few seconds, with larger errors")
     parser.add_argument(
+        "--table", action="store_true",
+        help="print every line that was fitted: its rate at a usual size, and its errors",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-save", action="store_true", help="print what was measured, and do not keep it"
     )
     parser.add_argument(
@@ -172,7 +176,7 @@ def _add_calibrate(parser: Any) -> None:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     from ooc_cudnn.calibration.pictures import draw_calibration
-    from ooc_cudnn.calibration.report import report
+    from ooc_cudnn.calibration.report import report, summary
     from ooc_cudnn.calibration.run import calibrate
     from ooc_cudnn.devices import get_device
     from ooc_cudnn.devices.machines import machine_path
@@ -183,9 +187,10 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     with on_device(arguments.device):
         device = get_device(current().device)
         model = calibrate(device, save=not arguments.no_save, quick=arguments.quick)
-    print(report(model))
-    print()
-    print("not saved" if arguments.no_save else f"saved in {machine_path(device.identity())}")
+    if arguments.table:
+        print(f"{report(model)}\n")
+    kept = "no file (--no-save)" if arguments.no_save else f"{machine_path(device.identity())}"
+    print("\n".join(summary(model, kept)))
     if arguments.plot is not None:
         draw_calibration(model, arguments.plot)
         print(f"drawn in {arguments.plot}")

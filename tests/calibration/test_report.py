@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ooc_cudnn.calibration.report import Usual, explain_confidence, report
+from ooc_cudnn.calibration.report import Usual, explain_confidence, report, summary
 from perfmodel import ComputeModel, Line, Slowdown, TransferModel, shipped
 from perfmodel.lines import KEPT, SCALED
 
@@ -124,3 +124,21 @@ def test_clocks_that_drifted_are_not_said_to_be_undisturbed(model):
     assert told == "clocks drifted while it measured: copy in by +31%"
     assert "off by 31% and more" in meaning
     assert "nothing was disturbed" not in report(drifted)
+
+
+def test_three_lines_tell_what_was_disturbed(model):
+    quality = {"residual": 0.1, "held_out_error": 0.2, "spread": 0.4, SCALED: 1.0}
+    spoilt = dataclasses.replace(
+        model,
+        quality={**model.quality, KEY: quality},
+        facts={"drift_of_copy_in_share": 0.31, "calibration_seconds": 12.0},
+    )
+    measured, sure, kept = summary(spoilt, "/here.json")
+    assert measured.startswith("measured  h200 in 12 s: copies 50 GB/s in, 50 GB/s out; ")
+    assert sure.endswith("; disturbed lines: 1; clocks drifted")
+    assert kept == "kept in   /here.json"
+    assert "disturbed" not in summary(model, "")[1]
+
+
+def test_what_nobody_measured_is_not_sure():
+    assert explain_confidence(shipped("l4")) == ["how sure: not measured; scaled from data sheets"]

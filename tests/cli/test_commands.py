@@ -166,7 +166,7 @@ def test_doctor_exits_by_what_it_finds(capsys, monkeypatch):
     assert facts["settings"]["device"] == ["cuda", "block"]
 
 
-def test_calibrate_prints_every_line_and_the_file(capsys, monkeypatch, tmp_path):
+def test_calibrate_says_three_lines_and_the_table_where_asked_to(capsys, monkeypatch, tmp_path):
     asked = []
 
     def calibrate(device, *, save, quick):
@@ -178,14 +178,15 @@ def test_calibrate_prints_every_line_and_the_file(capsys, monkeypatch, tmp_path)
     status, out, _ = run(capsys, "calibrate", "--device", "host", "--quick")
     assert status == 0
     assert asked == [("host", True, True)]
-    assert "copy_in/pinned" in out
-    assert "8 GB/s" in out
-    assert "1.5%" in out
-    assert "2.5%" in out
-    assert f"saved in {tmp_path}" in out
-    _, out, _ = run(capsys, "calibrate", "--device", "host", "--no-save")
+    measured, sure, kept = out.splitlines()
+    assert measured.startswith("measured  host: copies 18.23 GB/s in, 16.93 GB/s out; ")
+    assert sure.startswith("how sure  ")
+    assert kept.startswith(f"kept in   {tmp_path}")
+    _, out, _ = run(capsys, "calibrate", "--device", "host", "--table", "--no-save")
     assert asked[-1] == ("host", False, False)
-    assert out.endswith("not saved\n")
+    assert out.endswith("kept in   no file (--no-save)\n")
+    for words in ("copy_in/pinned", "8 GB/s", "1.5%", "2.5%"):
+        assert words in out
 
 
 def test_calibrate_draws_where_it_is_asked_to(capsys, monkeypatch, tmp_path):
