@@ -25,7 +25,12 @@ from ooc_cudnn.units import format_bytes
 PAGE_BYTES = 4096
 
 
+#: A search for what can be page-locked ends within this share of what was asked for.
+FOUND_WITHIN = 16
+
 _pools: defaultdict[str, Leases[HostArray]] = defaultdict(Leases)
+#: By device, what could be page-locked in all when more was refused.
+_most: dict[str, int] = {}
 _lock = fork_safety.recursive_lock()
 
 
@@ -59,13 +64,18 @@ class Room(NamedTuple):
 
 
 def room(device: Source, limit_bytes: int | None) -> Room:
-    """Return what may still be pinned: what the machine has free, and what lies ready here."""
+    """Return what may still be pinned: what the machine has free, and what lies ready here.
+
+    Where the driver has refused to page-lock more (WSL, a container and ``ulimit -l`` cap it), it
+    is what it would page-lock then.
+    """
     with interrupts.defer_signals(), _lock:
         ready = idle_bytes(device)
         held = _pools[device.name].held_bytes - ready
         available = available_host_bytes() + ready
-        if limit_bytes is not None:
-            available = max(min(available, limit_bytes - held), 0)
+        for most in (limit_bytes, _most.get(device.name)):
+            if most is not None:
+                available = max(min(available, most - held), 0)
         return Room(available, limit_bytes, held)
 
 
@@ -74,6 +84,7 @@ def release(device: Source) -> None:
     with interrupts.defer_signals(), _lock:
         pool = _collected(device)
         pool.drop_ready()
+        _most.pop(device.name, None)  # more may be had by now
 
 
 def allocate(
@@ -144,6 +155,8 @@ def _allocate(
         refused: MemoryError | None = None
     except MemoryError as error:
         refused = error
+        available = _lockable_bytes(device, nbytes)
+        _most[device.name] = pool.held_bytes + available
     raise HostOutOfMemoryError(
         requested_bytes=nbytes,
         available_bytes=available,
@@ -151,3 +164,17 @@ def _allocate(
         held_bytes=pool.held_bytes,
         purpose=purpose,
     ) from refused
+
+
+def _lockable_bytes(device: Source, refused_bytes: int) -> int:
+    """What the driver page-locks at once, where it has refused so much: by bisection."""
+    least, most = 0, refused_bytes
+    while most - least > max(refused_bytes // FOUND_WITHIN, PAGE_BYTES):
+        middle = _in_pages((least + most) // 2)
+        try:
+            device.allocate_pinned(middle)  # nobody holds it
+        except MemoryError:
+            most = middle
+        else:
+            least = middle
+    return least

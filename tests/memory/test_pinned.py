@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.errors import HostOutOfMemoryError
-from ooc_cudnn.memory.pinned import PAGE_BYTES, allocate, have_ready, held_bytes, release
+from ooc_cudnn.memory.pinned import PAGE_BYTES, allocate, have_ready, held_bytes, release, room
 
 
 class Locked:
@@ -124,3 +124,20 @@ def test_without_room_nothing_is_ready(device):
     have_ready(device, [PAGE_BYTES, 1], None)
     assert held_bytes(device) <= 2 * PAGE_BYTES
     del array
+
+
+def test_what_the_driver_refuses_bounds_the_room_from_then_on(monkeypatch):
+    """As where WSL or `ulimit -l` caps what may be locked, whatever the machine has free."""
+    monkeypatch.setattr("ooc_cudnn.memory.pinned.available_host_bytes", lambda: 10**9)
+    device = Locked("a capped driver", total_bytes=100 * PAGE_BYTES)
+    kept = allocate(device, 20 * PAGE_BYTES, None)
+    assert room(device, None).available_bytes == 10**9
+    with pytest.raises(HostOutOfMemoryError) as refused:
+        allocate(device, 160 * PAGE_BYTES, None)
+    assert 70 * PAGE_BYTES <= refused.value.available_bytes <= 80 * PAGE_BYTES
+    found = room(device, None)
+    assert found.available_bytes == refused.value.available_bytes
+    assert allocate(device, found.available_bytes, None).size == found.available_bytes
+    assert kept.size == 20 * PAGE_BYTES
+    release(device)
+    assert room(device, None).available_bytes == 10**9

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from functools import partial
+
 import numpy as np
 import pytest
 
 import ooc_cudnn
 from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.memory import pinned
+from ooc_cudnn.warnings_once import forget_warnings
 
 
 class Deep:
@@ -87,3 +92,38 @@ def test_room_counts_what_lies_ready(host_device):
     del array
     after = pinned.room(host_device, before.held_bytes + 2**21)
     assert after.available_bytes == 2**21
+
+
+def test_a_step_pins_no_more_than_the_driver_locks(deep, host_device, monkeypatch):
+    """What is refused is planned anew, and said once; the result is the same."""
+    forget_warnings()
+    made = partial(deep.net.training_step, deep.loss, memory_limit="260KiB", policy="offload")
+    lock, asked, live = host_device.allocate_pinned, [0], []
+
+    def capped(nbytes):
+        asked.append(nbytes)
+        held = sum(each().nbytes for each in live if each() is not None)
+        if nbytes > pinned.PAGE_BYTES and held + nbytes > cap:
+            raise MemoryError("cannot page-lock")
+        array = lock(nbytes)
+        if nbytes > pinned.PAGE_BYTES:  # gradients are pages, each
+            live.append(weakref.ref(array))
+        return array
+
+    gc.collect()
+    pinned.release(host_device)
+    monkeypatch.setattr(host_device, "allocate_pinned", capped)
+    cap = 2**30
+    step = made()
+    expected = step(**deep.inputs)
+    cap = max(asked) - pinned.PAGE_BYTES
+    del step
+    gc.collect()
+    pinned.release(host_device)
+    step = made()
+    with pytest.warns(UserWarning, match=r"planned to pin no more .*`ulimit -l` cap"):
+        found = step(**deep.inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert step.plan.host_bytes <= cap
+    assert step(**deep.inputs) == found  # in silence
+    pinned.release(host_device)

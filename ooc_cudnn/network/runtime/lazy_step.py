@@ -13,6 +13,7 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.devices.base import Device
 from ooc_cudnn.devices.engines import Measurement
 from ooc_cudnn.devices.machines import machine_for
+from ooc_cudnn.errors import HostOutOfMemoryError
 from ooc_cudnn.functions.tune.rounds import Tell
 from ooc_cudnn.network.cost.compute_bound import ComputeBound
 from ooc_cudnn.network.ir.constraints import PlanConstraints
@@ -46,6 +47,7 @@ from ooc_cudnn.pipeline.program import Program
 from ooc_cudnn.settings import current
 from ooc_cudnn.settings_table import Settings
 from ooc_cudnn.tensor import TensorSpec
+from ooc_cudnn.warnings_once import warn_once
 from perfmodel import MachineModel
 
 #: A step is planned again where arrays on the device are gone, so that it has so much more room.
@@ -104,7 +106,7 @@ class LazyStep(ABC, Generic[R]):
         self._beside_seconds = self._spent_seconds = 0.0
 
     def __repr__(self) -> str:
-        said = "not planned yet" if self.plan is None else self.plan.explain().splitlines()[0]
+        said = "not planned yet" if self.plan is None else self.plan.summary
         return f"<{type(self).__name__}: {said}>"
 
     @property
@@ -234,7 +236,18 @@ class LazyStep(ABC, Generic[R]):
             self._forget()  # what it keeps on the host is given back first
             self._room = room
             planned = self._planned(inputs, may_derive=ready is None)
-            ready = self._ready[key] = self._made_ready(planned, device)
+            try:
+                ready = self._made_ready(planned, device)
+            except HostOutOfMemoryError as error:
+                if not isinstance(error.__cause__, MemoryError):
+                    raise
+                # the driver page-locks less than the machine has free: the plan is to do with it
+                warn_once(
+                    f"{error} Steps are planned to pin no more than can be had from here on: WSL, "
+                    "containers and `ulimit -l` cap what may be page-locked."
+                )
+                ready = self._made_ready(self._planned(inputs), device)
+            self._ready[key] = ready
         self._last_ready = key, ready
         return ready
 
