@@ -83,7 +83,7 @@ def test_the_shipped_one_is_that_of_the_card_or_of_the_h200(monkeypatch, device,
     [
         ("NVIDIA A100-SXM4-80GB", "8.0", "a100-80gb"),
         ("NVIDIA GeForce RTX 4090", "8.9", "rtx4090"),
-        ("another card", "8.6", "rtx3090"),
+        ("NVIDIA GeForce RTX 3080 Ti", "8.6", "rtx3090"),
     ],
 )
 def test_a_card_without_a_measured_profile_has_that_of_data_sheets(
