@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from perfmodel import MachineModel
 
 #: What may be made of scores before they leave the card.
 REDUCTIONS = ("argmax",)
+NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
 @explaining
@@ -70,7 +72,8 @@ def infer(
         and of other byte orders (">f4": FITS, TIFF), block by block, or whole where there is one.
     out : array, optional
         Where to write the result: any placement, of `output_shape` and the result's dtype; an
-        array of Zarr or HDF5; or the path of a ``.npy`` file, which is made (or made anew).
+        array of Zarr or HDF5; or the path of a ``.npy`` file or a ``.zarr`` folder, which is made
+        (or made anew).
     memory_limit : int, float or str, optional
         As for `limit`.
     reduce : str, optional
@@ -82,7 +85,7 @@ def infer(
 
     Returns
     -------
-    Tensor, tree of tensors, or `out`; of a path, the `numpy.memmap` of the file
+    Tensor, tree of tensors, or `out`; of a path, the `numpy.memmap` of the file, or Zarr's array
 
     Raises
     ------
@@ -110,13 +113,28 @@ def infer(
                 f"argument {index} must be a tensor or an array, not {type(array).__name__}: give "
                 "torch.as_tensor(...) of it, or numpy.asarray(...), in the model's dtype"
             )
-    inputs, out = tuple(map(regional, inputs)), _as_target(out)
+    return infer_call(model, inputs, {}, out, memory_limit, reduce, scale)
+
+
+def infer_call(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    out: Any,
+    memory_limit: Limit,
+    reduce: str | None,
+    scale: float | None,
+) -> Any:
+    """Run `infer` on a call of a model: its arguments by name, too, and such as are no arrays."""
+    args, out = tuple(map(regional, args)), _as_target(out)
     is_path = isinstance(out, Path)
     asked = "uint8" if out is None or is_path else str(out.dtype).removeprefix("torch.")
     model = called_if_lazy(model)
     run = _Inference(model, out, reduce)
     with torch.no_grad():
-        captures, call = capture_for_inference(model, inputs, memory_limit, reduce, asked, scale)
+        captures, call = capture_for_inference(
+            model, args, memory_limit, reduce, asked, scale, kwargs
+        )
         outputs = captures(call, run)
     if out is None:
         return outputs
@@ -234,17 +252,20 @@ def plan_infer(
 
 
 def _as_target(out: Any) -> Any:
-    """The target that `infer` writes to: an array, a `Store`, or a path of a NumPy file."""
+    """The target that `infer` writes to: an array, a `Store`, or a path of a file to make."""
     if isinstance(out, str | os.PathLike):
-        if not os.fspath(out).endswith(".npy"):
+        if not os.fspath(out).endswith((".npy", ".zarr")):
             raise ValueError(
-                f"out must be an array, or the path of a .npy file, not {os.fspath(out)!r}: of "
-                "Zarr and HDF5 give the array, opened to be written"
+                "out must be an array, or the path of a .npy file or a .zarr folder, not "
+                f"{os.fspath(out)!r}: of HDF5 give the array, opened to be written"
             )
         return Path(out)
     if out is None or (hasattr(out, "dtype") and hasattr(out, "shape")):
         return regional(out)
-    raise TypeError(f"out must be an array, or the path of a .npy file, not {type(out).__name__}")
+    raise TypeError(
+        "out must be an array, or the path of a .npy file or a .zarr folder, not "
+        f"{type(out).__name__}"
+    )
 
 
 def _file(path: Path, ready: ReadyModel, reduce: str | None) -> Any:
@@ -254,7 +275,11 @@ def _file(path: Path, ready: ReadyModel, reduce: str | None) -> Any:
     if reduce:
         shape, dtype = (shape[0], *shape[2:]), "uint8"
     if dtype == "bfloat16":
-        raise TypeError(f"out: files of NumPy cannot hold bfloat16, which {path.name} would be of")
+        raise TypeError(f"out: such files cannot hold bfloat16, which {path.name} would be of")
+    if path.suffix == ".zarr":
+        import zarr
+
+        return regional(zarr.create_array(path, shape=shape, dtype=dtype, overwrite=True))
     return np.lib.format.open_memmap(path, "w+", dtype, shape)
 
 
@@ -298,6 +323,7 @@ def capture_for_inference(
     reduce: str | None,
     labels: str,
     scale: float | None,
+    kwargs: Mapping[str, Any] = NO_KEYWORDS,
 ) -> tuple[Captures, Call]:
     """Capture a model for inference: what runs it on inputs, and the call.
 
@@ -309,7 +335,7 @@ def capture_for_inference(
     check_reduction(reduce)
     check_scale(scale)
     options = Options(memory_limit, scale=scale, labels=labels if reduce else "")
-    kind, call = record_call(model, own_forward(model), tuple(inputs), {}, options)
+    kind, call = record_call(model, own_forward(model), tuple(inputs), dict(kwargs), options)
     call.in_inference_mode = True  # where `enable_grad` in forward asks for nothing
     return calls_of(model).of(("infer", kind), call), call
 

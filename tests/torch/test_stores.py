@@ -95,10 +95,24 @@ def test_a_path_is_a_new_file(model, tmp_path):
     found = np.load(tmp_path / "labels.npy")
     assert found.dtype == np.uint8
     np.testing.assert_array_equal(found, expected.argmax(1).numpy())
-    with pytest.raises(ValueError, match=r"a \.npy file, not 'y\.zarr': of Zarr and HDF5 give"):
-        ooc.infer(model, x, out="y.zarr")
-    with pytest.raises(TypeError, match=r"^out must be an array, or .* \.npy file, not list$"):
+    with pytest.raises(ValueError, match=r"a \.zarr folder, not 'y\.h5': of HDF5 give the array"):
+        ooc.infer(model, x, out="y.h5")
+    with pytest.raises(TypeError, match=r"^out must be an array, or .* \.zarr folder, not list$"):
         ooc.infer(model, x, out=[1.0])
+
+
+def test_a_path_of_zarr_is_a_new_array(model, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    x = torch.randn(1, 2, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        expected = model(x)
+    for path in (tmp_path / "y.zarr", str(tmp_path / "y.zarr")):  # made anew
+        made = ooc.infer(model, x, out=path, memory_limit=LIMIT)
+        assert isinstance(made, zarr.Array)
+        close(torch.from_numpy(zarr.open(path)[...]), expected, "in the file")
+    labels = ooc.infer(model, x, out=path, reduce="argmax", memory_limit=LIMIT)
+    assert labels.dtype == np.uint8
+    np.testing.assert_array_equal(labels[...], expected.argmax(1).numpy())
 
 
 @pytest.mark.parametrize("kind", ["numpy", "zarr", "hdf5", "memmap", "big-endian"])
