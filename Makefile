@@ -25,7 +25,7 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Models to test with. Never with their dependencies: torchvision's torch is that of gigabytes.
-MODELS      := torchvision==0.28.0 monai==1.6.1
+MODELS      := torchvision==0.28.0 monai==1.6.1 einops==0.8.2
 
 .PHONY: help demo test test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:

@@ -70,7 +70,9 @@ def test_synonyms_are_of_names_that_there_are():
     assert not any(name in meanings for name, meanings in SYNONYMS.items())
 
 
-@pytest.mark.parametrize(("room", "package"), [("torch", "torch"), ("dask", "distributed")])
+@pytest.mark.parametrize(
+    ("room", "package"), [("torch", "torch"), ("dask", "distributed"), ("monai", "monai")]
+)
 def test_a_room_names_the_extra_that_brings_its_package(room, package):
     code = f"import sys; sys.modules[{package!r}] = None; import ooc_cudnn.{room}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

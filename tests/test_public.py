@@ -170,8 +170,10 @@ def test_a_result_that_no_process_can_hold_is_refused():
 HEAVY = ("scipy", "torch", "cupy", "matplotlib", "tqdm", "logging", "importlib.metadata")
 ROOMS = tuple(
     f"ooc_cudnn.{room}"
-    for room in ("network", "networks", "calibration", "torch", "dask", "doctor", "bench", "demo")
-)
+    for room in (
+        "network", "networks", "calibration", "torch", "dask", "monai", "doctor", "bench", "demo",
+    )
+)  # fmt: skip
 
 
 def imported_by(code: str) -> set[str]:

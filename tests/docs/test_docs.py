@@ -24,6 +24,7 @@ PAGES = [
     DOCS / "concepts.md",
     DOCS / "migration.md",
     DOCS / "model-method.md",
+    DOCS / "monai.md",
     DOCS / "networks.md",
     DOCS / "performance-model.md",
     *sorted(DOCS.glob("pytorch*.md")),
@@ -47,15 +48,17 @@ def sections(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_the_examples_run(page, request):
-    if page.name.startswith("pytorch") and not sampling.EVERY:  # they show results, and no plan
+    # these show results, and no plan
+    if page.name.startswith(("pytorch", "monai")) and not sampling.EVERY:
         request.getfixturevalue("fewest_plans")
     request.getfixturevalue("searches_are_shared")
     text = page.read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert blocks, "a page without an example"
     assert all(block[1].startswith(">>> ") for block in blocks), "an example that is not tested"
-    if importlib.util.find_spec("dask") is None and ">>> import dask" in blocks[0][1]:
-        pytest.skip("the whole page is about dask")
+    for package in ("dask", "monai"):
+        if importlib.util.find_spec(package) is None and f">>> import {package}" in blocks[0][1]:
+            pytest.skip(f"the whole page is about {package}")
     if importlib.util.find_spec("torch") is None:
         if ">>> import torch" in blocks[0][1]:
             pytest.skip("the whole page is about PyTorch")
