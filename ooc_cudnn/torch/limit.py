@@ -198,8 +198,8 @@ class Limited:
 
     @property
     def own(self) -> Callable[..., Any]:
-        """The forward that the model has without a limit."""
-        return own_forward(self.model)
+        """The forward that the model has without a limit, and without what is around this one."""
+        return _bound(self.model, self.before)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model; as a part of a model under a limit, be captured with it."""
@@ -306,8 +306,11 @@ def own_forward(model: torch.nn.Module) -> Callable[..., Any]:
     """The forward that a model has without a limit."""
     model = unwrap_ddp(model)
     held = model.__dict__.get("forward")
-    if isinstance(held, Limited):
-        held = held.before
+    return _bound(model, held.before if isinstance(held, Limited) else held)
+
+
+def _bound(model: torch.nn.Module, held: Any) -> Callable[..., Any]:
+    """A forward that a model was given, or else that of its class, bound to it."""
     if held is not None:
         return held
     of_class = _forward_of_class(model)

@@ -223,6 +223,19 @@ def test_a_forward_that_the_user_put_there_is_kept():
     assert ooc.release(model).forward is doubled
 
 
+def test_what_is_put_around_a_limited_forward_is_called():
+    """As Accelerate does, for autocast."""
+    model = classifier().double()
+    x = drawn()
+    expected = 2 * model.eval()(x)
+    limited = ooc.limit(model, LIMIT).forward
+    model.forward = lambda x: 2 * limited(x)
+    close(model(x), expected, "output")
+    assert limited.plan.device_bytes <= limited.plan.memory_limit
+    with torch.no_grad():
+        close(ooc.infer(model, x, memory_limit=LIMIT), expected, "inferred")
+
+
 def test_copies_and_pickles_are_under_the_limit_too(pair):
     model, eager = pair
     x = drawn()
