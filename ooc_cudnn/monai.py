@@ -26,8 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ooc_cudnn.network.runtime.constraints_here import Limit
 from ooc_cudnn.torch.inferring import check_reduction, infer_call
-from ooc_cudnn.torch.limit import Limited
-from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
+from ooc_cudnn.torch.limit import limited_forward
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.units import parse_limit
 
@@ -129,10 +128,8 @@ class WholeImageInferer(Inferer):
 
     def _limit_for(self, network: torch.nn.Module) -> Limit:
         """The limit of the inferer, or else of the network."""
-        own = unwrap_ddp(network).__dict__.get("forward")
-        if self.memory_limit is None and isinstance(own, Limited):
-            return own.memory_limit
-        return self.memory_limit
+        own = limited_forward(network)
+        return own.memory_limit if self.memory_limit is None and own else self.memory_limit
 
     def _given_back(self, made: Any, inputs: Any, has_channel: bool) -> Any:
         """A result as MONAI has it: a tensor with an axis of channels, and the inputs' metadata."""

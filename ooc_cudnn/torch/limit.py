@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -121,8 +121,8 @@ def limit(
 def release(model: M) -> M:
     """Undo `limit`: the model computes as PyTorch does. What `infer` keeps is dropped, too."""
     forget_calls(model)
-    own = unwrap_ddp(model).__dict__.get("forward")
-    if isinstance(own, Limited):
+    own = limited_forward(model)
+    if own is not None:
         own.undo()
     return model
 
@@ -140,6 +140,13 @@ class DescribedLimit:
         return "\n".join(filter(None, (own(), f"under a limit: {limited.summary}")))
 
 
+def limited_forward(model: torch.nn.Module) -> Limited | None:
+    """The forward of a model that is under a limit; Accelerate makes a method of it."""
+    own = unwrap_ddp(model).__dict__.get("forward")
+    own = own.__func__ if isinstance(own, MethodType) else own
+    return own if isinstance(own, Limited) else None
+
+
 class Limited:
     """The forward of a model under a limit. It is copied and pickled with the model."""
 
@@ -152,15 +159,14 @@ class Limited:
         statistics: str = "rank",
         scale: float | None = None,
     ) -> None:
-        forward = model.__dict__.get("forward")
+        own = limited_forward(model)
         self.model, self.memory_limit, self.strict = model, memory_limit, strict
         self.statistics, self.scale = statistics, scale
         #: What the user had put in place of the class's forward.
-        self.before: Any = forward.before if isinstance(forward, Limited) else forward
+        self.before: Any = model.__dict__.get("forward") if own is None else own.before
         #: And in place of the class's `extra_repr`.
-        self.described_before: Any = model.__dict__.get("extra_repr")
-        if isinstance(forward, Limited):
-            self.described_before = forward.described_before
+        described = model.__dict__.get("extra_repr")
+        self.described_before: Any = described if own is None else own.described_before
         self.last: ReadyModel | None = None
         self._is_method = isinstance(_forward_of_class(model), FunctionType)
 
@@ -203,6 +209,8 @@ class Limited:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model; as a part of a model under a limit, be captured with it."""
+        if args and args[0] is self.model:  # as a method of the model
+            args = args[1:]
         if is_captured_by_us():  # TorchDynamo traces this: it makes no methods of its own
             if self.before is not None:
                 return self.before(*args, **kwargs)
@@ -304,9 +312,8 @@ def _seen(stand_in: torch.Tensor, given: Any) -> Hashable:
 
 def own_forward(model: torch.nn.Module) -> Callable[..., Any]:
     """The forward that a model has without a limit."""
-    model = unwrap_ddp(model)
-    held = model.__dict__.get("forward")
-    return _bound(model, held.before if isinstance(held, Limited) else held)
+    model, own = unwrap_ddp(model), limited_forward(model)
+    return _bound(model, model.__dict__.get("forward") if own is None else own.before)
 
 
 def _bound(model: torch.nn.Module, held: Any) -> Callable[..., Any]:

@@ -24,9 +24,8 @@ from ooc_cudnn.torch.capture.lazy_layers import called_if_lazy, lazy_layers
 from ooc_cudnn.torch.capture.stand_ins import fakes_for, parameter_device
 from ooc_cudnn.torch.cards import at
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.limit import Limited, own_forward, record_call, release
+from ooc_cudnn.torch.limit import limited_forward, own_forward, record_call, release
 from ooc_cudnn.torch.options import Options
-from ooc_cudnn.torch.runtime.ranks import unwrap_ddp
 from ooc_cudnn.torch.runtime.ready_model import ReadyModel
 from ooc_cudnn.torch.stored import check_scale
 from ooc_cudnn.torch.tracing import autocast
@@ -134,9 +133,9 @@ def tune(
     NothingToTuneError, OSError
         As `Network.training_step`'s `tune`.
     """
-    limited = unwrap_ddp(model).__dict__.get("forward") if _is_module(model) else None
+    limited = limited_forward(model) if _is_module(model) else None
     said: dict[str, Any] = {}
-    if isinstance(limited, Limited):
+    if limited is not None:
         memory_limit = limited.memory_limit if memory_limit is None else memory_limit
         scale = limited.scale if scale is None else scale
         said = {"strict": limited.strict, "statistics": limited.statistics}

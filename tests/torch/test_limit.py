@@ -8,6 +8,7 @@ import pickle
 import random
 import threading
 from importlib import import_module
+from types import MethodType
 
 import pytest
 import torch
@@ -234,6 +235,9 @@ def test_what_is_put_around_a_limited_forward_is_called():
     assert limited.plan.device_bytes <= limited.plan.memory_limit
     with torch.no_grad():
         close(ooc.infer(model, x, memory_limit=LIMIT), expected, "inferred")
+    model.forward = MethodType(limited, model)  # and as it unwraps it
+    close(2 * model(x), expected, "unwrapped")
+    assert "forward" not in vars(ooc.release(model))
 
 
 def test_copies_and_pickles_are_under_the_limit_too(pair):
