@@ -25,7 +25,11 @@ CUDA ?= $(shell { nvidia-smi && nvidia-smi --query-gpu=compute_cap --format=csv,
 TORCH       := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Models to test with. Never with their dependencies: torchvision's torch is that of gigabytes.
-MODELS      := torchvision==0.28.0 monai==1.6.1 einops==0.8.2
+MODELS      := torchvision==0.28.0 monai==1.6.1
+# Doors to other packages are tested with these: each, and what its import needs. pip takes them in one go, in seconds.
+DOORS       := einops==0.8.2 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 \
+	accelerate==1.15.0 psutil==7.2.2 diffusers==0.42.1 huggingface-hub==2.4.0 safetensors==0.8.0 \
+	httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0 truststore regex requests urllib3 idna certifi filelock
 
 .PHONY: help demo test test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
@@ -133,6 +137,11 @@ $(VENV)/ready-torch: | $(VENV)/ready-dev
 			echo "set-up: no $$package here, so the tests with its models are skipped. To see why:" \
 				"$(BIN)/pip install --no-deps $$package"; \
 	done
+	@$(BIN)/python -c "import importlib.util as u, sys; \
+		sys.exit(not all(map(u.find_spec, ('einops', 'lightning', 'accelerate', 'diffusers'))))" || \
+		$(PIP) --retries 1 --no-deps $(DOORS) 2>/dev/null || \
+		echo "set-up: packages are missing here, so tests of doors to them are skipped. To see why:" \
+			"$(BIN)/pip install --no-deps $(DOORS)"
 	@touch $@
 
 # The extra dask, for its tests; without it they are skipped.

@@ -67,7 +67,7 @@ ROOMS = (
     ("ooc_cudnn.torch.capture.guards", "ooc_cudnn.torch.capture.dynamo_patches"),
     ("ooc_cudnn.torch.capture",),
     ("ooc_cudnn.torch",),
-    ("ooc_cudnn.dask", "ooc_cudnn.monai"),
+    ("ooc_cudnn.dask", "ooc_cudnn.lightning", "ooc_cudnn.monai"),
     ("ooc_cudnn.calibration",),
     ("ooc_cudnn",),
     ("ooc_cudnn.doctor",),

@@ -4,6 +4,7 @@ import doctest
 import importlib.util
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ from ooc_cudnn.engines import trials
 from perfmodel.lines import TOO_NOISY, TOO_NOISY_FILES
 from perfmodel.rows import GAP_BYTES, NARROW_BYTES, NARROWEST_ROW_BYTES
 from perfmodel.work import TILE_CHANNELS, WIDE_WINDOW
-from tests.support import sampling
+from tests.support import sampling, torchvision_models
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [
     *sorted((DOCS / "functions").glob("*.md")),
     DOCS / "concepts.md",
     DOCS / "migration.md",
+    DOCS / "diffusers.md",
+    DOCS / "lightning.md",
     DOCS / "model-method.md",
     DOCS / "monai.md",
     DOCS / "networks.md",
@@ -33,6 +36,13 @@ PAGES = [
     DOCS / "troubleshooting.md",
     DOCS / "tutorial.md",
 ]
+#: Of pages about other packages: what their examples import.
+OF_PACKAGES = {
+    "diffusers.md": ("diffusers", "httpx2", "requests", "safetensors"),
+    "lightning.md": ("lightning", "lightning_utilities", "torchmetrics", "accelerate"),
+    "monai.md": ("monai",),
+    "scale.md": ("dask",),
+}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -49,16 +59,18 @@ def sections(page):
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_the_examples_run(page, request):
     # these show results, and no plan
-    if page.name.startswith(("pytorch", "monai")) and not sampling.EVERY:
+    if page.name.startswith(("pytorch", *OF_PACKAGES)) and not sampling.EVERY:
         request.getfixturevalue("fewest_plans")
     request.getfixturevalue("searches_are_shared")
     text = page.read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert blocks, "a page without an example"
     assert all(block[1].startswith(">>> ") for block in blocks), "an example that is not tested"
-    for package in ("dask", "monai"):
-        if importlib.util.find_spec(package) is None and f">>> import {package}" in blocks[0][1]:
-            pytest.skip(f"the whole page is about {package}")
+    for module in OF_PACKAGES.get(page.name, ()):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"the page is about {module}")
+    if page.name in ("diffusers.md", "lightning.md"):  # what they import imports torchvision
+        torchvision_models.models()
     if importlib.util.find_spec("torch") is None:
         if ">>> import torch" in blocks[0][1]:
             pytest.skip("the whole page is about PyTorch")
@@ -70,7 +82,10 @@ def test_the_examples_run(page, request):
     )
     test = doctest.DocTestParser().get_doctest(session, {}, page.name, str(page), 0)
     printed: list[str] = []
-    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=printed.append)
+    with warnings.catch_warnings():
+        if page.name in OF_PACKAGES:
+            warnings.simplefilter("ignore")  # theirs
+        doctest.DocTestRunner(optionflags=FLAGS).run(test, out=printed.append)
     assert not printed, "".join(printed)
 
 
