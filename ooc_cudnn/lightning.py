@@ -147,7 +147,7 @@ class MemoryLimit(Callback):
         return parts[next(iter(parts))]
 
     def _hint(self, pl_module: torch.nn.Module) -> str:
-        """What may be given as `module`."""
+        """Names that may be given as `module`."""
         return " or ".join(map(repr, _parts(pl_module))) or "'...'"
 
 

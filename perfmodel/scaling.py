@@ -148,7 +148,7 @@ def _without_cache(line: Line, share: float) -> Line:
 
 
 def _note(of: DataSheet, to: DataSheet) -> str:
-    """Where the figures come from, and what the card lacks."""
+    """Source of the figures, and what the card lacks."""
     without = [
         name for name, there in (("TF32", to.tf32), ("bfloat16", to.has_bfloat16)) if not there
     ]

@@ -253,7 +253,7 @@ def _extras(facts: Diagnosis) -> Iterator[Finding]:
 
 
 def _until_then(facts: Diagnosis) -> str:
-    """By which figures calls are planned on a card that is not calibrated."""
+    """Figures by which calls are planned on a card that is not calibrated."""
     if not facts.gpus or facts.device_setting == "host":
         return ""
     return f". Until then they are planned by {machine_label(profile_of(facts.gpus[0]))}"

@@ -167,7 +167,7 @@ def _allocate(
 
 
 def _lockable_bytes(device: Source, refused_bytes: int) -> int:
-    """What the driver page-locks at once, where it has refused so much: by bisection."""
+    """Bytes that the driver page-locks at once, where it has refused so many: by bisection."""
     least, most = 0, refused_bytes
     while most - least > max(refused_bytes // FOUND_WITHIN, PAGE_BYTES):
         middle = _in_pages((least + most) // 2)

@@ -203,7 +203,7 @@ class ReadyModel:
         return sum(sizes) + sum(of_gradients) + at_a_time
 
     def _passed_on(self) -> frozenset[str]:
-        """What autograd makes another gradient of at once: what is cast before a call."""
+        """Names of what has a gradient that autograd casts at once: casts before a call."""
         before = (*self.graph.before, *self.lowered.before)
         casts = {e.results[0]: e.args[0] for e in before if e.name == "_to_copy"}
         return frozenset(
