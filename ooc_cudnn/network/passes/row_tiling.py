@@ -45,9 +45,11 @@ def tile_rows(step: Step, whole: Iterable[str], bands: int) -> Step:
     while True:
         maps = again | (forward_only_maps(step) - whole)
         tiling_regions = TilingRegions(rematerialize(step, again), maps, whole)
-        # what is remade in one region and read in another must be whole
-        tensors = tiling_regions.step.tensors
-        surely_whole = {tensors[name].source for name in tiling_regions.whole} & again
+        # What is made in one region and read in another must be whole. What is remade of that may
+        # fit into a region once it is: it is looked at again.
+        tensors, crossing = tiling_regions.step.tensors, tiling_regions.whole
+        remade = {tensors[name].source for name in crossing}
+        surely_whole = crossing & again or remade & again
         if not surely_whole:
             break
         again -= surely_whole

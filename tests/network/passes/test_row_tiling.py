@@ -62,3 +62,30 @@ def test_what_is_no_part_of_a_band_reads_what_is_made_again_whole(monkeypatch):
     assert "group_normalization_1 data gradient" in names
     assert any("(band 1)" in name for name in names)
     drawn.check(made)
+
+
+def test_what_is_behind_statistics_is_made_again_in_bands():
+    """Statistics want their map whole; what is normalised and activated of it need not be."""
+    net = ooc_cudnn.Network(seed=4)
+    y = net.input("x", (2, 2, 16, 6), "float64")
+    for name in ("a", "b", "c"):
+        y = net.convolution(y, 2, window=3, padding=1, name=name)
+        y = net.activation(
+            net.batch_normalization(y, name=f"{name}.norm"), "relu", name=f"{name}.act"
+        )
+    loss = net.mean_squared_error(net.linear(y, 3), net.input("target", (2, 3), "float64"))
+    step = canonicalize(net.training_phases(loss), "best")
+    made = tile_rows(step, whole_maps(step), 4)
+    assert {"a", "b", "c"} <= made.tensors.keys()
+    assert not {"a.act", "b.act"} & made.tensors.keys()
+    assert {"a.act band 3", "a.act remade band 3"} <= made.tensors.keys()
+
+    random = np.random.default_rng(0)
+    shapes = {name: net.graph.tensors[name].shape for name in ("x", "target")}
+    inputs = {name: random.standard_normal(shape) for name, shape in shapes.items()}
+    whole = net.training_step(loss, memory_limit="1MiB", policy="keep")
+    step = net.training_step(loss, plan=banded_plan(net, loss, 2**20, 4))
+    assert step(**inputs) == pytest.approx(whole(**inputs), rel=1e-12)
+    for name, gradient in whole.gradients.items():
+        found = np.asarray(step.gradients[name])
+        assert found == pytest.approx(np.asarray(gradient), abs=1e-12), name
