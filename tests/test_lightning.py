@@ -123,7 +123,7 @@ def all_of(runs, module):
     ("kind", "precision", "tolerance"),
     [
         (Classifier, "64-true", 1e-9),
-        (OfAPart, "bf16-mixed", 0.02),
+        pytest.param(OfAPart, "bf16-mixed", 0.02, marks=pytest.mark.every_case),
         pytest.param(Classifier, "32-true", 1e-4, marks=pytest.mark.every_case),
         pytest.param(Classifier, "bf16-mixed", 0.02, marks=pytest.mark.every_case),
     ],

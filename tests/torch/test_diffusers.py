@@ -104,16 +104,8 @@ def encoded(vae, x):
     return made.latent_dist.mode() if hasattr(made, "latent_dist") else made.latents
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "AutoencoderKL",
-        *(
-            pytest.param(name, marks=pytest.mark.every_case)
-            for name in list(AUTOENCODERS)[1:]
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.every_case  # else the page on diffusers compares one
+@pytest.mark.parametrize("name", AUTOENCODERS)
 def test_encode_and_decode_are_those_of_eager(name):
     _, shape, options = AUTOENCODERS[name]
     vae, x = autoencoder(name), torch.randn(shape, dtype=torch.float64)
