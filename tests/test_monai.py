@@ -194,6 +194,23 @@ class TestRefusals:
         with pytest.raises(TypeError, match="labels are made of one result"):
             inferer(volumes(1.0), Conditioned().eval(), volumes(2.0))
 
+    def test_of_heads_that_are_kept_and_what_to_do(self):
+        """As docs/monai.md has it."""
+        torch.manual_seed(0)
+        dynunet = importlib.import_module("monai.networks.nets").DynUNet
+        heads = {"deep_supervision": True, "deep_supr_num": 1}
+        supervised = dynunet(**NETWORKS["DynUNet"], **heads).eval()
+        plain = dynunet(**NETWORKS["DynUNet"]).eval()
+        assert not plain.load_state_dict(supervised.state_dict(), strict=False).missing_keys
+        with torch.no_grad():
+            expected = supervised(volumes(1.0))
+        inferer = WholeImageInferer("1MiB", reduce="argmax")
+        with pytest.raises(TypeError, match="labels are made of one result"):
+            inferer(volumes(1.0), supervised)
+        assert torch.equal(inferer(volumes(1.0), plain).long(), expected.argmax(1, keepdim=True))
+        found = WholeImageInferer("1MiB")(volumes(1.0), supervised)
+        assert torch.allclose(found, expected, atol=1e-4)
+
     def test_of_another_path(self):
         with pytest.raises(ValueError, match=r"the path of a \.npy file or a \.zarr folder"):
             WholeImageInferer("1MiB", out="labels.nii.gz")(volumes(1.0), network_of("UNet"))
