@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
         double sums[PARALLEL][SUMS] = {};
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
             visit_tile<COUNT, UNROLL, UNROLL_ROWS, COLUMNS>(walk, group, tile, [&](const auto &at) {
-                Pack<T, COUNT> values[UNROLL], gradients[READS_DY ? UNROLL : 1];
+                Pack<T, COUNT> values[UNROLL];
+                [[maybe_unused]] Pack<T, COUNT> gradients[READS_DY ? UNROLL : 1];
                 at.load(values, x, 0);
                 if constexpr (READS_DY) at.load(gradients, dy, 1);
 #pragma unroll
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) channel_partials(
 #pragma unroll
                     for (int first = 0; first < INNER; first += LENGTH) {
                         const int chain = COLUMNS ? outer : (outer * INNER + first) / LENGTH % 2;
-                        typename Run::type run[SUMS] = {};
+                        [[maybe_unused]] typename Run::type run[SUMS] = {};
 #pragma unroll
                         for (int inner = first; inner < first + LENGTH; ++inner) {
                             const int u = COLUMNS ? inner : outer, i = COLUMNS ? outer : inner;

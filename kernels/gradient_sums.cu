@@ -41,8 +41,9 @@ __device__ inline void add_gradients(
     constexpr int OUTER = COLUMNS ? COUNT : UNROLL, INNER = COLUMNS ? UNROLL : COUNT;
     constexpr int LENGTH = Run::LENGTH < INNER ? Run::LENGTH : INNER;
 
-    Pack<T, COUNT> gradients[UNROLL], values[NORMALISED ? 1 : UNROLL];
-    Pack<T, COUNT> inputs[PRODUCTS ? UNROLL : 1], others[TWO ? UNROLL : 1];
+    Pack<T, COUNT> gradients[UNROLL];
+    [[maybe_unused]] Pack<T, COUNT> values[NORMALISED ? 1 : UNROLL];
+    [[maybe_unused]] Pack<T, COUNT> inputs[PRODUCTS ? UNROLL : 1], others[TWO ? UNROLL : 1];
     at.load(gradients, dy, OF_DY);
     if constexpr (TWO) at.load(others, more, OF_MORE);
     if constexpr (!NORMALISED) at.load(values, y, OF_Y);
@@ -52,7 +53,7 @@ __device__ inline void add_gradients(
 #pragma unroll
         for (int first = 0; first < INNER; first += LENGTH) {
             const int chain = COLUMNS ? outer : (outer * INNER + first) / LENGTH % 2;
-            typename Run::type run[SUMS] = {};
+            [[maybe_unused]] typename Run::type run[SUMS] = {};
 #pragma unroll
             for (int inner = first; inner < first + LENGTH; ++inner) {
                 const int u = COLUMNS ? inner : outer, i = COLUMNS ? outer : inner;

@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) normalise(
 
         for (long long tile = part; tile < walk.tiles; tile += walk.parts) {
             visit_tile<COUNT, UNROLL, UNROLL_ROWS, COLUMNS>(walk, group, tile, [&](const auto &at) {
-                Pack<T, COUNT> values[UNROLL], addends[HAS_ADDEND ? UNROLL : 1];
+                Pack<T, COUNT> values[UNROLL];
+                [[maybe_unused]] Pack<T, COUNT> addends[HAS_ADDEND ? UNROLL : 1];
                 at.load(values, x, 1);
                 if constexpr (HAS_ADDEND) at.load(addends, z, 2);
 #pragma unroll
