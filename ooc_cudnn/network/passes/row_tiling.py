@@ -8,7 +8,8 @@ rows adds up in place, each row once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
@@ -19,11 +20,13 @@ from ooc_cudnn.network.passes.remat_for_backward import (
     rematerialize,
 )
 from ooc_cudnn.network.passes.row_tiling_cache import cache_rows
-from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions
+from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions, takes_statistics
+from ooc_cudnn.network.passes.row_tiling_statistics import hand_on_rows
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.core.subcall import SubCall
+from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 
 #: Phases of forward after which a map that is read again is kept whole.
 FAR = 12
@@ -54,8 +57,10 @@ def tile_rows(step: Step, whole: Iterable[str], bands: int) -> Step:
             break
         again -= surely_whole
 
-    copied = cache_rows(tiling_regions, lambda step: TilingRegions(step, maps, whole))
-    return _tile_regions(copied, bands)
+    def cut(step: Step) -> TilingRegions:
+        return TilingRegions(step, maps, whole)
+
+    return _tile_regions(cache_rows(hand_on_rows(tiling_regions, cut), cut), bands)
 
 
 def _tile_regions(tiling_regions: TilingRegions, bands: int) -> Step:
@@ -73,10 +78,29 @@ def _tile_regions(tiling_regions: TilingRegions, bands: int) -> Step:
         if not touched & tiling_regions.banded_tensors:
             phases += part
             continue
-        for band in range(bands):
-            phases += _Band(tiling_regions, part, band, bands, tensors).phases()
+        of_bands = [
+            _Band(tiling_regions, part, band, bands, tensors).phases() for band in range(bands)
+        ]
+        phases += itertools.chain.from_iterable(of_bands)
+        phases += _merged(step, part, [each.binds for of_band in of_bands for each in of_band])
     count = sum(not phase.is_backward for phase in phases)
     return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
+
+
+def _merged(
+    step: Step, part: Sequence[Phase], binds: Sequence[Mapping[str, str]]
+) -> Iterator[Phase]:
+    """The phases that make statistics of all rows from those of the bands that have any."""
+    for phase in filter(lambda phase: takes_statistics(phase.call), part):
+        for kind in phase.call.results:
+            name = phase.binds[kind]
+            start = f"{name} band "
+            states = [each[kind] for each in binds if each.get(kind, "").startswith(start)]
+            call = MergePartsCall(step.tensors[name].shape[1], kind, len(states))
+            bound = {f"x{at}": state for at, state in enumerate(states)}
+            yield replace(
+                phase, name=f"{phase.name}, of bands", call=call, binds={**bound, "y": name}
+            )
 
 
 class _Band:
@@ -175,8 +199,12 @@ class _Band:
                 if part not in self.tensors:
                     shape = tuple(stop - start for start, stop in region)
                     self.tensors[part] = tensor.derived(part, {"row_tile": self.band}, shape=shape)
-        sums = any("h_y" not in call.operands[result].axes for result in call.results)
-        if rows[0] and sums:
+        if takes_statistics(call):
+            for kind in call.results:
+                binds[kind] = state = f"{phase.binds[kind]} band {self.band}"
+                of = self.tiling_regions.step.tensors[phase.binds[kind]]
+                self.tensors[state] = of.derived(state, {"row_tile": self.band})
+        elif rows[0] and any("h_y" not in call.operands[y].axes for y in call.results):
             call = replace(call, beta=1.0)
         made_call = SubCall.of_rows(call, rows, tuple(held))
         name = f"{phase.name} (band {self.band})"

@@ -45,13 +45,14 @@ def cache_rows(tiling_regions: TilingRegions, cut: Cut) -> TilingRegions:
     return tiling_regions
 
 
-class _Rows(Chain):
+class Rows(Chain):
     """A copy, cut along rows alone: such pieces are made where they are to be.
 
     Others go through a ring, and then wait for what leaves the device.
     """
 
     def may_cut(self, axis: str) -> bool:
+        """Return True of rows alone."""
         return axis == "h_y" and super().may_cut(axis)
 
 
@@ -91,7 +92,7 @@ def _insert_copies(step: Step, copies: tuple[_Copy, ...]) -> Step:
                 continue
             if index == copy.readers[0]:
                 whole = identity(step.tensors[copy.source])
-                call = _Rows(whole.operations, whole.dtype)
+                call = Rows(whole.operations, whole.dtype)
                 bound = {"x": copy.source, "y": copy.name}
                 phases.append(replace(phase, name=f"{copy.source} copy", call=call, binds=bound))
             binds = {operand: copy.name if n == copy.source else n for operand, n in binds.items()}

@@ -16,6 +16,7 @@ from ooc_cudnn.network.ir.tensor import GIVEN
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.elementwise.activation_bitmask import Bitwise
+from ooc_cudnn.operations.normalization.channel_reduction import STATES
 
 
 class TilingRegions:
@@ -110,11 +111,13 @@ class TilingRegions:
     def _is_alone(phase: Phase) -> bool:
         """True if a phase is a region by itself, and runs on all rows at once.
 
-        It sums over rows in a way that cannot be added to (moments are merged), or would add to
-        what else it makes, too; or it has no rows, or bits of several rows in a byte.
+        It sums over rows in a way that cannot be added to, or would add to what else it makes, too;
+        or it has no rows, or bits of several rows in a byte. Statistics are merged.
         """
         if _is_packed(phase.call):
             return True
+        if takes_statistics(phase.call):
+            return False
         call = replace(phase.call, beta=1.0)
         sums = [name for name in call.results if "h_y" not in call.operands[name].axes]
         if sums and any(call.scaling(name)[1] != (name in sums) for name in call.results):
@@ -135,6 +138,11 @@ class TilingRegions:
             for name in self.banded_tensors
             if (phases := self.uses[name].phases)[-1] >= ends[bisect_right(ends, phases[0])]
         }
+
+
+def takes_statistics(call: TiledCall) -> bool:
+    """Return True if a call makes states alone that are merged: moments or sums, in any order."""
+    return set(call.results) <= STATES.keys() and not getattr(call, "deterministic", False)
 
 
 class _WholeTensorUses:

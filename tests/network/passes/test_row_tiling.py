@@ -79,6 +79,11 @@ def test_what_is_behind_statistics_is_made_again_in_bands():
     assert {"a", "b", "c"} <= made.tensors.keys()
     assert not {"a.act", "b.act"} & made.tensors.keys()
     assert {"a.act band 3", "a.act remade band 3"} <= made.tensors.keys()
+    # statistics are of rows that are there, and merged behind the last band
+    names = [phase.name for phase in made.phases]
+    for kind in ("moments", "sums"):
+        assert f"b.norm {kind} (band 3)" in names
+        assert names.index(f"b.norm {kind} (band 3)") < names.index(f"b.norm {kind}, of bands")
 
     random = np.random.default_rng(0)
     shapes = {name: net.graph.tensors[name].shape for name in ("x", "target")}
