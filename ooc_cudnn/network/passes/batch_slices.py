@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.passes.merge_states import merge_states
 from ooc_cudnn.network.passes.microbatch import OfImages, WholeBatchError
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.subcall import SubCall
-from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 from ooc_cudnn.operations.normalization.channel_reduction import STATES
 
 
@@ -172,10 +172,6 @@ class _Slices(OfImages):
         for index in indices:
             phase = self.step.phases[index]
             for kind in (name for name in self._sums(index) if name in STATES):
-                name = phase.binds[kind]
-                channels = self.step.tensors[name].shape[1]
-                call = MergePartsCall(channels, kind, len(self.parts))
-                binds = {f"x{i}": f"{name} slab {i}" for i in range(len(self.parts))}
-                yield replace(
-                    phase, name=f"{phase.name}, of slabs", call=call, binds={**binds, "y": name}
-                )
+                state = self.step.tensors[phase.binds[kind]]
+                parts = [f"{state.name} slab {i}" for i in range(len(self.parts))]
+                yield merge_states(phase, kind, state, parts, "slabs")

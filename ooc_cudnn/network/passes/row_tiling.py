@@ -8,12 +8,12 @@ rows adds up in place, each row once.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.passes.merge_states import merge_states
 from ooc_cudnn.network.passes.remat_for_backward import (
     forward_only_maps,
     rematerializable,
@@ -26,7 +26,6 @@ from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.ranges import Range
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.core.subcall import SubCall
-from ooc_cudnn.operations.normalization.batch_two_phase import MergePartsCall
 
 #: Phases of forward after which a map that is read again is kept whole.
 FAR = 12
@@ -78,29 +77,27 @@ def _tile_regions(tiling_regions: TilingRegions, bands: int) -> Step:
         if not touched & tiling_regions.banded_tensors:
             phases += part
             continue
-        of_bands = [
-            _Band(tiling_regions, part, band, bands, tensors).phases() for band in range(bands)
-        ]
-        phases += itertools.chain.from_iterable(of_bands)
-        phases += _merged(step, part, [each.binds for of_band in of_bands for each in of_band])
+        for band in range(bands):
+            phases += _Band(tiling_regions, part, band, bands, tensors).phases()
+        phases += _merged(part, step, tensors, bands)
     count = sum(not phase.is_backward for phase in phases)
     return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
 
 
 def _merged(
-    step: Step, part: Sequence[Phase], binds: Sequence[Mapping[str, str]]
+    part: Iterable[Phase], step: Step, tensors: Mapping[str, Tensor], bands: int
 ) -> Iterator[Phase]:
-    """The phases that make statistics of all rows from those of the bands that have any."""
+    """Merge statistics of all rows from those of the bands that have any."""
     for phase in filter(lambda phase: takes_statistics(phase.call), part):
         for kind in phase.call.results:
-            name = phase.binds[kind]
-            start = f"{name} band "
-            states = [each[kind] for each in binds if each.get(kind, "").startswith(start)]
-            call = MergePartsCall(step.tensors[name].shape[1], kind, len(states))
-            bound = {f"x{at}": state for at, state in enumerate(states)}
-            yield replace(
-                phase, name=f"{phase.name}, of bands", call=call, binds={**bound, "y": name}
-            )
+            state = step.tensors[phase.binds[kind]]
+            names = (_in_band(state.name, band) for band in range(bands))
+            yield merge_states(phase, kind, state, [n for n in names if n in tensors], "bands")
+
+
+def _in_band(name: str, band: int) -> str:
+    """Return the name of a band's part of a tensor."""
+    return f"{name} band {band}"
 
 
 class _Band:
@@ -195,13 +192,13 @@ class _Band:
                 region = [(0, extent) for extent in tensor.shape]
                 region[ROW_AXIS] = self.needed[name]
                 held.append((operand, tuple(region)))
-                binds[operand] = part = f"{name} band {self.band}"
+                binds[operand] = part = _in_band(name, self.band)
                 if part not in self.tensors:
                     shape = tuple(stop - start for start, stop in region)
                     self.tensors[part] = tensor.derived(part, {"row_tile": self.band}, shape=shape)
         if takes_statistics(call):
             for kind in call.results:
-                binds[kind] = state = f"{phase.binds[kind]} band {self.band}"
+                binds[kind] = state = _in_band(phase.binds[kind], self.band)
                 of = self.tiling_regions.step.tensors[phase.binds[kind]]
                 self.tensors[state] = of.derived(state, {"row_tile": self.band})
         elif rows[0] and any("h_y" not in call.operands[y].axes for y in call.results):

@@ -11,15 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
+from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions
 from ooc_cudnn.operations.chain.chain import Chain
 
 #: Makes regions of a step, whose banded tensors may be copies, too.
 Cut = Callable[[Step], TilingRegions]
+
+
+class _Named(Protocol):
+    """Rows of a tensor that are to be inserted."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor that holds them."""
+
+
+R = TypeVar("R", bound=_Named)
 
 
 class _Copy(NamedTuple):
@@ -35,17 +47,35 @@ class _Copy(NamedTuple):
 
 def cache_rows(tiling_regions: TilingRegions, cut: Cut) -> TilingRegions:
     """Rewrite regions so that each reads rows of a whole tensor once."""
-    step, copies = tiling_regions.step, tuple(_wanted(tiling_regions))
-    while copies:
-        tiling = cut(_insert_copies(step, copies))
-        banded = tuple(copy for copy in copies if copy.name in tiling.banded_tensors)
-        if banded == copies:
+    return insert_banded(tiling_regions, tuple(_wanted(tiling_regions)), _insert_copies, cut)
+
+
+def insert_banded(
+    tiling_regions: TilingRegions,
+    rows: tuple[R, ...],
+    insert: Callable[[Step, tuple[R, ...]], Step],
+    cut: Cut,
+) -> TilingRegions:
+    """Insert rows of tensors, but for those that would not be there for one band at a time."""
+    while rows:
+        tiling = cut(insert(tiling_regions.step, rows))
+        banded = tuple(each for each in rows if each.name in tiling.banded_tensors)
+        if banded == rows:
             return tiling
-        copies = banded
+        rows = banded
     return tiling_regions
 
 
-class Rows(Chain):
+def copy_rows(phase: Phase, whole: Tensor, source: str, target: str) -> Phase:
+    """Return the phase that copies a tensor into rows of it, or back, beside another phase."""
+    call = identity(whole)
+    bound = {"x": source, "y": target}
+    return replace(
+        phase, name=f"{whole.name} copy", call=_Rows(call.operations, call.dtype), binds=bound
+    )
+
+
+class _Rows(Chain):
     """A copy, cut along rows alone: such pieces are made where they are to be.
 
     Others go through a ring, and then wait for what leaves the device.
@@ -91,10 +121,8 @@ def _insert_copies(step: Step, copies: tuple[_Copy, ...]) -> Step:
             if index not in copy.readers:
                 continue
             if index == copy.readers[0]:
-                whole = identity(step.tensors[copy.source])
-                call = Rows(whole.operations, whole.dtype)
-                bound = {"x": copy.source, "y": copy.name}
-                phases.append(replace(phase, name=f"{copy.source} copy", call=call, binds=bound))
+                whole = step.tensors[copy.source]
+                phases.append(copy_rows(phase, whole, copy.source, copy.name))
             binds = {operand: copy.name if n == copy.source else n for operand, n in binds.items()}
         phases.append(replace(phase, binds=binds))
     count = sum(not phase.is_backward for phase in phases)

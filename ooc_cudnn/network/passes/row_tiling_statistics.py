@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ooc_cudnn.network.graph.autodiff_emit import identity
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.passes.row_tiling_cache import Cut, Rows
+from ooc_cudnn.network.passes.row_tiling_cache import Cut, copy_rows, insert_banded
 from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions, takes_statistics
 
 
@@ -33,14 +32,7 @@ class _Handed(NamedTuple):
 
 def hand_on_rows(tiling_regions: TilingRegions, cut: Cut) -> TilingRegions:
     """Rewrite regions so that statistics are taken of rows while these are there."""
-    step, maps = tiling_regions.step, tuple(_wanted(tiling_regions))
-    while maps:
-        tiling = cut(_insert_rows(step, maps))
-        banded = tuple(each for each in maps if each.name in tiling.banded_tensors)
-        if banded == maps:
-            return tiling
-        maps = banded
-    return tiling_regions
+    return insert_banded(tiling_regions, tuple(_wanted(tiling_regions)), _insert_rows, cut)
 
 
 def _wanted(tiling_regions: TilingRegions) -> Iterator[_Handed]:
@@ -79,9 +71,7 @@ def _insert_rows(step: Step, maps: tuple[_Handed, ...]) -> Step:
         binds = {operand: renamed.get(name, name) for operand, name in binds.items()}
         phases.append(replace(phase, binds=binds))
         if made is not None:
-            whole = identity(step.tensors[made.source])
-            call = Rows(whole.operations, whole.dtype)
-            bound = {"x": made.name, "y": made.source}
-            phases.append(replace(phase, name=f"{made.source} copy", call=call, binds=bound))
+            whole = step.tensors[made.source]
+            phases.append(copy_rows(phase, whole, made.name, made.source))
     count = sum(not phase.is_backward for phase in phases)
     return replace(step, tensors=tensors, phases=tuple(phases), forward_count=count)
