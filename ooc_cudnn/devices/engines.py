@@ -35,7 +35,7 @@ NO_TENSOR_CORES = ", no tensor cores"
 #: An engine that takes more workspace is to save this share of the seconds.
 WORTH_WORKSPACE = 0.02
 #: Of engines, as they are asked for.
-FORMS = ("", "widened", "padded", "heuristics")
+FORMS = ("", "widened", "padded", "unfolded", "heuristics")
 #: Numbers of engines and choices of knobs are 64-bit integers in cuDNN.
 LARGEST = 2**63 - 1
 
@@ -56,8 +56,8 @@ class Engine(Record):
         How it is set, by the names of cuDNN's kinds of knobs; empty for its own defaults.
     form : str
         "widened" where it computes the inputs converted to float32, "padded" with channels of
-        zeros beside theirs; "heuristics" where it is whatever cuDNN's heuristics choose
-        (`HEURISTICS`); else empty.
+        zeros beside theirs, "unfolded" with the columns under a window as channels; "heuristics"
+        where it is whatever cuDNN's heuristics choose (`HEURISTICS`); else empty.
     """
 
     number: int

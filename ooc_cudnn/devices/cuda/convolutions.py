@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ooc_cudnn.devices.cuda.checked_engines import CheckedEngines, build_for, every
-from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, Form, forms, leaves_the_card_idle
+from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, UNFOLDED, Form, forms, leaves_the_card_idle
 from ooc_cudnn.devices.cuda.cudnn_graphs import INPUTS, RESULT, collect_errors
 from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans, kind_of
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
@@ -255,7 +255,7 @@ class Convolutions:
             if split and split.workspace_bytes <= most and _plan_name(split) not in failed:
                 return split
             candidates = [*forms(operation)]
-            may_be_padded = any(form.name == PADDED for form in candidates)
+            may_be_padded = any(form.name in (PADDED, UNFOLDED) for form in candidates)
             first = None
             for form in candidates:
                 left = None if budget_bytes is None else budget_bytes - form.nbytes
@@ -277,7 +277,7 @@ class Convolutions:
         engines = (
             (form, engine)
             for form in forms(operation)
-            if form.name in ("", PADDED)
+            if form.name in ("", PADDED, UNFOLDED)
             for engine in self._plans.split(form)[:1]
             if not self._checked.bars(form, engine)
         )

@@ -15,6 +15,11 @@ Widened: half types with a float32 result. cuDNN has no engine where channels ar
     cores give the same products. Filter gradient in float16: 0.7 and 0.5 in place of 2.6 and 2.5.
 Padded: half types, where channels are no multiples of 8: an image's three, a map of classes. Tensor
     cores take zeros beside them, channels-last.
+Unfolded: half types, forward and filter gradient of an image of few channels. The columns that a
+    window sees are the channels (`Convolution.unfolded`): three of a window of 7 are 21 of 24, not
+    3 of 8. By PyTorch's fastest engine for either (bfloat16): the first convolution of R3D-18 (32
+    clips) forward 0.68 in place of 2.36, its filter gradient 0.83 for 1.70; of ResNet-50 (128
+    images) 0.24 for 0.87, 0.39 for 0.46; of ViT's patches 0.11 for 0.69, 0.21 for 0.36.
 """
 
 from __future__ import annotations
@@ -27,8 +32,9 @@ from typing import Any, NamedTuple
 from ooc_cudnn.devices.cuda.cudnn_engines import is_strict
 from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
+from ooc_cudnn.devices.kernels.unfold import unfold_columns
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution.forward import Convolution
+from ooc_cudnn.operations.convolution.forward import CHANNELS_OF_TENSOR_CORES, Convolution
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
@@ -42,9 +48,7 @@ from ooc_cudnn.operations.convolution.gradients import (
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, replace_padding, replace_rows
 from ooc_cudnn.tensor import DTYPES, packed_strides
 
-WIDENED, PADDED = "widened", "padded"
-#: Tensor cores take halves by multiples of so many channels.
-CHANNELS_OF_TENSOR_CORES = 8
+WIDENED, PADDED, UNFOLDED = "widened", "padded", "unfolded"
 _ALIGNMENT = 256
 #: Fewer channels than this are an image's, for which other engines are the good ones.
 _SEVERAL_CHANNELS = 16
@@ -68,7 +72,7 @@ class Copy(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Its room in the workspace, so that what follows is aligned."""
-        return -(-math.prod(self.shape) * DTYPES[self.dtype] // _ALIGNMENT) * _ALIGNMENT
+        return _aligned_bytes(self.shape, self.dtype)
 
     def fill(self, source: DeviceView, workspace: int, stream: Any) -> None:
         """Copy a tensor to its place, between rows of zeros."""
@@ -99,12 +103,65 @@ class Copy(NamedTuple):
         return DeviceView(address, self.dtype, view.shape, packed_strides(self.shape, self.layout))
 
 
+class UnfoldedImages(NamedTuple):
+    """The images of a convolution, with the columns under a window as channels."""
+
+    offset: int
+    forward: Convolution
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its room in the workspace, so that what follows is aligned."""
+        return _aligned_bytes(self.shape, self.forward.dtype)
+
+    def fill(self, source: DeviceView, workspace: int, stream: Any) -> None:
+        """Unfold images to their place."""
+        forward, strides = self.forward, packed_strides(self.shape, "channels_last")
+        unfold_columns(
+            DeviceView(workspace + self.offset, source.dtype, self.shape, strides), source,
+            window=forward.window[-1], stride=forward.stride[-1], before=forward.padding[-1][0],
+            stream=stream,
+        )  # fmt: skip
+
+
+class UnfoldedFilter(NamedTuple):
+    """A filter, or its gradient, with the columns of its window as channels."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its room in the workspace, so that what follows is aligned."""
+        return _aligned_bytes(self.shape, self.dtype)
+
+    def fill(self, source: DeviceView, workspace: int, stream: Any) -> None:
+        """Copy a filter to its place, with channels of zeros behind its own."""
+        fill_zero(workspace + self.offset, self.nbytes, 1, self.nbytes, stream)
+        relayout(self._columns(source, workspace), source, stream)
+
+    def give_back(self, destination: DeviceView, workspace: int, stream: Any) -> None:
+        """Copy a gradient from its place."""
+        relayout(destination, self._columns(destination, workspace), stream)
+
+    def _columns(self, view: DeviceView, workspace: int) -> DeviceView:
+        """The place as a filter of the shape of `view`."""
+        *steps, _ = packed_strides(self.shape, "channels_last")
+        return DeviceView(workspace + self.offset, self.dtype, view.shape, (*steps, view.shape[1]))
+
+
+#: What cuDNN gets in place of an operand.
+AnyCopy = Copy | UnfoldedImages | UnfoldedFilter
+
+
 class Form(NamedTuple):
     """Form of an operation that cuDNN computes, and the tensors that are copied for that."""
 
     operation: AnyConvolution
-    inputs: tuple[Copy | None, Copy | None] = (None, None)
-    result: Copy | None = None
+    inputs: tuple[AnyCopy | None, AnyCopy | None] = (None, None)
+    result: Copy | UnfoldedFilter | None = None
     name: str = ""
 
     @property
@@ -117,6 +174,9 @@ def forms(operation: AnyConvolution) -> Iterator[Form]:
     """Yield the forms of an operation, the best first."""
     if _wants_symmetric_rows(operation):
         yield pad_symmetrically(operation)
+    unfolded = unfold(operation)
+    if unfolded:
+        yield unfolded
     padded = pad_channels(operation)
     if result_dtype(operation) == forward_of(operation).dtype:
         yield Form(operation)
@@ -219,6 +279,25 @@ def pad_channels(operation: AnyConvolution) -> Form | None:
         copies.append(copy)
         offset += copy.nbytes
     return Form(padded, (copies[0], copies[1]), copies[2], PADDED)
+
+
+def unfold(operation: AnyConvolution) -> Form | None:
+    """Take columns under a window for channels; None where that is no faster, or cannot be."""
+    forward = forward_of(operation)
+    narrow = forward.unfolded
+    if narrow is None or isinstance(operation, ConvolutionBackwardData):
+        return None
+    images = UnfoldedImages(0, forward, narrow.x_shape)
+    filters = UnfoldedFilter(images.nbytes, forward.dtype, narrow.w_shape)
+    unfolded = replace_forward(operation, narrow)
+    if isinstance(operation, ConvolutionBackwardFilter):
+        filters = filters._replace(dtype=operation.result_dtype)
+        return Form(unfolded, (images, None), filters, UNFOLDED)
+    return Form(unfolded, (images, filters), name=UNFOLDED)
+
+
+def _aligned_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return -(-math.prod(shape) * DTYPES[dtype] // _ALIGNMENT) * _ALIGNMENT
 
 
 def _up_to_tensor_cores(channels: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
-from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, WIDENED, Form
+from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, UNFOLDED, WIDENED, Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
 from ooc_cudnn.devices.engines import MEASURED, NO_TENSOR_CORES, Engine, EngineFailedError
@@ -378,7 +378,7 @@ class Plans:
 
 def kind_of(form: Form) -> str:
     """Return what an engine of a form says of it (`Engine.form`)."""
-    return form.name if form.name in (WIDENED, PADDED) else ""
+    return form.name if form.name in (WIDENED, PADDED, UNFOLDED) else ""
 
 
 def _engine_at(graph: Any, index: int, form: Form) -> Engine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from ooc_cudnn.operations.core.row_axis import ROW_AXIS, Windowed, replace_paddi
 from ooc_cudnn.operations.core.window_arguments import check_padding, convolution_geometry
 from ooc_cudnn.tensor import DTYPES
 from perfmodel import Direction, Work, convolution_work
+
+#: Tensor cores take channels of half types by multiples of so many.
+CHANNELS_OF_TENSOR_CORES = 8
 
 
 @dataclass(frozen=True)
@@ -246,22 +249,55 @@ class Convolution(Windowed):
         more_bytes: float = 0.0,
         direction: Direction = "forward",
     ) -> Work:
-        """The same for whatever reads and writes as much, and so many bytes more."""
+        """The same for whatever reads and writes as much, and so many bytes more.
+
+        Where columns are `unfolded`, the products are those of that, which is written and read.
+        """
         item = DTYPES[self.dtype]
+        narrow = None if direction == "backward_data" else self.unfolded
+        computed, x_elements = self, math.prod(self.x_shape)
+        if narrow is not None:
+            computed, x_elements = narrow, x_elements + 2 * math.prod(narrow.x_shape)
         return convolution_work(
             key,
             n=self.x_shape[0],
-            c_x=self.x_shape[1],
+            c_x=computed.x_shape[1],
             c_y=self.w_shape[0],
             output_sites=math.prod(self.output_shape[2:]),
-            window_sites=math.prod(self.window),
-            window_extent=max(self.window),
+            window_sites=math.prod(computed.window),
+            window_extent=max(computed.window),
             groups=self.groups,
-            x_bytes=math.prod(self.x_shape) * item,
+            x_bytes=x_elements * item,
             w_bytes=math.prod(self.w_shape) * item + more_bytes,
             y_bytes=math.prod(self.output_shape) * DTYPES[y_dtype],
             problem=self.problem,
             direction=direction,
+        )
+
+    @property
+    def unfolded(self) -> Convolution | None:
+        """The same convolution, of an image whose columns under a window are channels.
+
+        Its x has the shape (n, wW * cX, ..., wY), with channels of zeros up to a multiple of 8, and
+        its window one column. None where that is no faster for tensor cores: of half types,
+        channels-last, an image of few channels is their multiple only so.
+        """
+        n, c_x, *outer, _ = self.x_shape
+        c_y, _, *window, columns = self.w_shape
+        is_apt = (
+            DTYPES[self.dtype] == 2 and self.layout == "channels_last" and self.groups == 1
+            and c_x < CHANNELS_OF_TENSOR_CORES and c_y % CHANNELS_OF_TENSOR_CORES == 0
+            and columns > 1 and self.dilation[-1] == 1
+        )  # fmt: skip
+        if not is_apt or min(self.output_shape) < 1:
+            return None
+        channels = -(-columns * c_x // CHANNELS_OF_TENSOR_CORES) * CHANNELS_OF_TENSOR_CORES
+        return replace(
+            self,
+            x_shape=(n, channels, *outer, self.output_shape[-1]),
+            w_shape=(c_y, channels, *window, 1),
+            padding=(*self.padding[:-1], (0, 0)),
+            stride=(*self.stride[:-1], 1),
         )
 
     @property

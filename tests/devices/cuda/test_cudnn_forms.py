@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from ooc_cudnn.devices.cuda.cudnn_forms import (
+    UNFOLDED,
     forms,
     pad_channels,
     pad_symmetrically,
+    unfold,
     widen_inputs,
 )
+from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.convolution.forward import Convolution
 from ooc_cudnn.operations.convolution.fused_forward import FusedConvolution
 from ooc_cudnn.operations.convolution.gradients import (
@@ -121,7 +124,8 @@ def test_who_gets_channels_of_zeros():
         return [[form.name for form in forms(each)]
                 for each in (forward, ConvolutionBackwardFilter(forward, "float32"))]  # fmt: skip
 
-    assert names() == names(8, 2) == [["", "padded"], ["padded", "widened"]]
+    assert names(8, 2) == [["", "padded"], ["padded", "widened"]]
+    assert names() == [["unfolded", "", "padded"], ["unfolded", "padded", "widened"]]
     assert names(layout="channels_first") == [["", "padded"], ["widened", ""]]
     assert names(8) == names(8, layout="channels_first") == [[""], ["widened", ""]]
     assert names(dtype="float32") == [[""], [""]]
@@ -131,6 +135,78 @@ def test_who_gets_channels_of_zeros():
     forward = Convolution.of((2, 8, 6, 5), (2, 8, 3, 2), dtype="float16")
     added = AddedBackwardData(forward, "float16")
     assert [form.name for form in forms(added)] == [""], "what is added lies in the other order"
+
+
+FEW = [
+    # x, w, padding, stride
+    ((2, 3, 6, 11), (8, 3, 5, 7), ((2, 2), (3, 1)), (2, 2)),
+    ((1, 1, 3, 4, 9), (16, 1, 2, 3, 3), ((0, 1), (1, 0), (1, 1)), (1, 2, 1)),
+    ((3, 2, 12), (8, 2, 4), ((0, 0),), (4,)),
+]
+
+
+@pytest.mark.parametrize("kind", [None, ConvolutionBackwardFilter])
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_columns_as_channels_leave_the_result_as_it_is(case, kind):
+    """The copies are made by NumPy as the kernels are to make them (tests/kernels)."""
+    x_shape, w_shape, padding, stride = case
+    convolution = Convolution.of(x_shape, w_shape, padding=padding, stride=stride, dtype="bfloat16")
+    convolution = replace(convolution, layout="channels_last")
+    operation = kind(convolution, "float32") if kind else convolution
+    form = unfold(operation)
+    random = np.random.default_rng(0)
+    x, other = (random.standard_normal(shape) for shape in input_shapes(operation))
+    (before, after), columns = padding[-1], w_shape[-1]
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])
+    seen = np.lib.stride_tricks.sliding_window_view(padded, columns, -1)[..., :: stride[-1], :]
+    seen = np.moveaxis(seen, -1, 1).reshape(x_shape[0], -1, *seen.shape[2:-1])
+    images, second = form.inputs
+    given = np.zeros(images.shape)
+    given[:, : seen.shape[1]] = seen
+    # a filter's elements go to where its strided view says
+    filters = form.result if kind else second
+    place = np.arange(np.prod(filters.shape)).reshape(filters.shape[0], *filters.shape[2:], -1)
+    flat = np.zeros(place.size)
+    view = filters._columns(DeviceView(256, "bfloat16", w_shape, w_shape), 0)
+    steps = np.tensordot(np.indices(w_shape), view.strides, axes=(0, 0))
+    if kind:
+        assert second is None
+        result = form.operation.reference(given, other)
+        result = np.moveaxis(result, 1, -1).ravel()[steps]
+    else:
+        flat[steps] = other
+        filled = np.moveaxis(flat[place], -1, 1)
+        result = form.operation.reference(given, filled)
+    assert np.allclose(result, operation.reference(x, other), rtol=1e-12)
+    assert form.nbytes == images.nbytes + filters.nbytes
+    assert filters.offset == images.nbytes
+
+
+def test_who_gets_columns_as_channels():
+    """Half types, channels-last, whose images have few channels; data gradients have no image."""
+
+    def has(w=(16, 3, 3, 3), **how):
+        layout = how.pop("layout", "channels_last")
+        groups = how.get("groups", 1)
+        how = {"dtype": "float16", **how}
+        forward = Convolution.of((2, w[1] * groups, 6, 7), w, **how)
+        forward = replace(forward, layout=layout)
+        kinds = [UNFOLDED in [form.name for form in forms(each)] for each in (
+            forward, ConvolutionBackwardFilter(forward, "float32"), FusedConvolution(forward),
+        )]  # fmt: skip
+        assert not unfold(ConvolutionBackwardData(forward, "float16"))
+        assert len({*kinds}) == 1
+        return kinds[0]
+
+    assert has()
+    assert has(dilation=(2, 1))
+    assert not has(w=(16, 8, 3, 3))
+    assert not has(w=(12, 3, 3, 3))
+    assert not has(w=(16, 3, 3, 1))
+    assert not has(dilation=2)
+    assert not has(groups=2)
+    assert not has(dtype="float32")
+    assert not has(layout="channels_first")
 
 
 def test_copies_lie_apart_and_are_counted():

@@ -47,6 +47,10 @@ INSTANCES = {
         "fill_zero<uint4>",
         "fill_zero<unsigned char>",
     ],
+    "unfold.cu": [
+        "unfold_columns<unsigned short, 8>",
+        "unfold_columns<unsigned int, 4>",
+    ],
     "spin.cu": ["spin"],
     "attention_small.cu": [
         "small_attention<__nv_bfloat16, float, 32>",

@@ -78,11 +78,20 @@ def test_channels_of_zeros_are_added_where_tensor_cores_want_them(make, layout):
         return nbytes, names
 
     nbytes, names = algorithms()
-    assert names == ("eng101, padded",)
-    copied = [(2, 8, 9, 8), (8, 8, 3, 3), (2, 8, 7, 6)][: 3 if layout == "channels_first" else 2]
+    if layout == "channels_first":
+        form, copied = "padded", [(2, 8, 9, 8), (8, 8, 3, 3), (2, 8, 7, 6)]
+    else:  # the three columns of three channels, up to a multiple of 8
+        form, copied = "unfolded", [(2, 16, 9, 6), (8, 16, 3, 1)]
+    assert names == (f"eng101, {form}",)
     assert nbytes == sum(-(-2 * math.prod(shape) // 256) * 256 for shape in copied)
-    assert algorithms(nbytes - 1) == (0, ("eng100, no tensor cores",))
     assert algorithms(dtype="float32") == (0, ("eng100",))
+    if layout == "channels_first":
+        assert algorithms(nbytes - 1) == (0, ("eng100, no tensor cores",))
+        return
+    padded = sum(-(-2 * math.prod(shape) // 256) * 256 for shape in [(2, 8, 9, 8), (8, 8, 3, 3)])
+    assert padded < nbytes
+    assert algorithms(nbytes - 1) == (padded, ("eng101, padded",))
+    assert algorithms(padded - 1) == (0, ("eng100, no tensor cores",))
 
 
 def test_other_sizes_have_the_engines_of_the_nearest(make):

@@ -445,7 +445,7 @@ def test_gradients_of_small_filters_are_split_over_the_card(make, channels):
     forward = dataclasses.replace(forward, layout="channels_last")
     operation, form = (
         ConvolutionBackwardFilter(forward, "float32"),
-        "" if channels == 8 else "padded",
+        "" if channels == 8 else "unfolded",
     )
     chosen = Engine(100, {"KERNEL_CFG": 9, "SPLIT_K_SLC": 16}, form)
     assert device.engines.chosen(operation) == chosen
