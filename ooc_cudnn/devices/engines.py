@@ -32,6 +32,8 @@ from perfmodel.record import Record, Table, number, rounded, text, whole
 MEASURED = " (measured)"
 #: And where it is one without tensor cores for want of workspace: cuDNN would choose one with them.
 NO_TENSOR_CORES = ", no tensor cores"
+#: And where it leaves most of the card idle for want of workspace: cuDNN would split the sum.
+NOT_SPLIT = ", not split"
 #: An engine that takes more workspace is to save this share of the seconds.
 WORTH_WORKSPACE = 0.02
 #: Of engines, as they are asked for.

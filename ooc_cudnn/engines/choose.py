@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ooc_cudnn.call_planner.plan import Plan
 from ooc_cudnn.call_planner.planner import assign_workspace, distinct_launches
 from ooc_cudnn.call_planner.request import Request
-from ooc_cudnn.devices.engines import MEASURED, NO_TENSOR_CORES, Option
+from ooc_cudnn.devices.engines import MEASURED, NO_TENSOR_CORES, NOT_SPLIT, Option
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
@@ -22,10 +22,11 @@ from ooc_cudnn.tensor import ORDERS
 #: alone, what runs is taken to be so many times as slow as the slowest. (On an H200 it was 1 to 300
 #: times as slow.)
 UNTIMED = 4.0
-#: What runs without tensor cores for want of workspace is taken to be so many times as slow as the
-#: fastest engine, where nobody timed it. (On an H200 twelve such launches of nnU-Net took 6 to 720
-#: times as long as predicted, 30 in the geometric mean.)
-WITHOUT_TENSOR_CORES = 30.0
+#: What lacks something for want of workspace is taken to be so many times as slow as the fastest
+#: engine, where nobody timed it. (On an H200 twelve launches of nnU-Net without tensor cores took 6
+#: to 720 times as long as predicted, 30 in the geometric mean; filter gradients of R3D-18 in slabs
+#: that were not split 3.2 to 5.2 times.)
+SLOWER = {NO_TENSOR_CORES: 30.0, NOT_SPLIT: 5.0}
 
 
 def choose_engines(request: Request, plan: Plan, target: Target, room_bytes: int) -> Plan:
@@ -52,11 +53,11 @@ def slowness_of(request: Request, plan: Plan, target: Target) -> float:
 
     1 where nothing is known of engines. What was measured of a problem, but with too much workspace
     or in another memory order, takes no less than what was measured: an engine that nobody timed is
-    taken to be slower, and most of all one that has no tensor cores for want of workspace. That
+    taken to be slower, and most of all one that lacks tensor cores for want of workspace. That
     counts where plans do not depend on timings, too (`Target.options` is None).
     """
     known = target.options
-    least = WITHOUT_TENSOR_CORES if lacks_tensor_cores(plan.algorithms) else 1.0
+    least = max((SLOWER[what] for what in _lacking(plan.algorithms)), default=1.0)
     if known is None and least == 1.0:
         return 1.0
     fastest = taken = 0.0
@@ -69,9 +70,13 @@ def slowness_of(request: Request, plan: Plan, target: Target) -> float:
     return taken / fastest if fastest else 1.0
 
 
-def lacks_tensor_cores(algorithms: Iterable[str]) -> bool:
-    """True if one of these runs without tensor cores for want of workspace."""
-    return any(name.endswith(NO_TENSOR_CORES) for name in algorithms)
+def lacks_room(algorithms: Iterable[str]) -> bool:
+    """True if one of these lacks tensor cores, or is not split, for want of workspace."""
+    return any(_lacking(algorithms))
+
+
+def _lacking(algorithms: Iterable[str]) -> Iterator[str]:
+    return (what for what in SLOWER for name in algorithms if name.endswith(what))
 
 
 def seconds_by_engines(request: Request, plan: Plan, target: Target) -> float:

@@ -26,7 +26,15 @@ from ooc_cudnn.devices.cuda.cudnn_plans import Executable, Plans, kind_of
 from ooc_cudnn.devices.cuda.frontend import cudnn_version, import_frontend
 from ooc_cudnn.devices.engine_kinds import CheckedKind
 from ooc_cudnn.devices.engine_verdicts import UncheckedEngine, Verdict, Verdicts, describe_verdict
-from ooc_cudnn.devices.engines import HEURISTICS, Engine, EngineFailedError, Kind, Tables
+from ooc_cudnn.devices.engines import (
+    HEURISTICS,
+    NO_TENSOR_CORES,
+    NOT_SPLIT,
+    Engine,
+    EngineFailedError,
+    Kind,
+    Tables,
+)
 from ooc_cudnn.devices.kernels import convolution_direct
 from ooc_cudnn.devices.kernels.launch import Call
 from ooc_cudnn.devices.kernels.pointwise import pointwise
@@ -237,13 +245,23 @@ class Convolutions:
             if found is None or found.workspace_bytes <= budget:
                 return found
         found = self._rank_first(operation, budget_bytes)
-        if found is not None and budget_bytes is not None and not found.on_tensor_cores:
-            with_room = self._ranked_for(operation, None, keep=keep)
-            lacks_tensor_cores = with_room is not None and with_room.on_tensor_cores
-            found = found._replace(lacks_tensor_cores=lacks_tensor_cores)
+        if found is not None and budget_bytes is not None:
+            found = found._replace(lacks=self._lacks(operation, found, keep=keep))
         if keep:
             known[budget] = found
         return found
+
+    def _lacks(self, operation: AnyConvolution, found: Executable, *, keep: bool) -> str:
+        """What the heuristics' choice within a budget has not, and that without one has."""
+        split = self._split(operation)
+        if found.on_tensor_cores and (split is None or found == split):
+            return ""
+        with_room = self._ranked_for(operation, None, keep=keep)
+        if with_room is None or with_room == found:
+            return ""
+        if with_room.on_tensor_cores and not found.on_tensor_cores:
+            return NO_TENSOR_CORES
+        return NOT_SPLIT if with_room == split else ""
 
     def _rank_first(self, operation: AnyConvolution, budget_bytes: int | None) -> Executable | None:
         if not _is_for_cudnn(operation):

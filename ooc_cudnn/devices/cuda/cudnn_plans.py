@@ -12,7 +12,7 @@ from ooc_cudnn.devices.cuda.cudnn_engines import forbidden_notes, is_faulty
 from ooc_cudnn.devices.cuda.cudnn_forms import PADDED, UNFOLDED, WIDENED, Form
 from ooc_cudnn.devices.cuda.cudnn_graphs import describe, forget_frames
 from ooc_cudnn.devices.cuda.frontend import is_cudnn_engine
-from ooc_cudnn.devices.engines import MEASURED, NO_TENSOR_CORES, Engine, EngineFailedError
+from ooc_cudnn.devices.engines import MEASURED, Engine, EngineFailedError
 from ooc_cudnn.errors import CudnnError
 from ooc_cudnn.operations.convolution.gradients import (
     ConvolutionBackwardFilter,
@@ -34,6 +34,10 @@ SPLIT = (
     {"KERNEL_CFG": 16, "SPLIT_K_SLC": 64},
     {"KERNEL_CFG": 8, "SPLIT_K_SLC": 16},
 )
+#: The same for an image whose columns are channels: its filter is a tile or two. Of 32 clips of
+#: R3D-18 1.94 in place of 2.29, of 64 images of EfficientNet 0.35 for 0.52, of a volume of nnU-Net
+#: 2.27 for 3.09.
+SPLIT_OF_UNFOLDED = (SPLIT[2], SPLIT[1], SPLIT[0])
 #: cuDNN says from this version on whether an engine's workspace fits without building it.
 BOUNDS_WORKSPACE = 90200
 #: The workspace of what is not built is known to such a share of it, or to so many bytes.
@@ -50,9 +54,9 @@ class Executable(NamedTuple):
     """A plan: its graph, which of the graph's plans, all its scratch bytes, its engine.
 
     `asked` is the engine that was asked for; None where the heuristics chose. What they choose may
-    compute `on_tensor_cores`; it `lacks_tensor_cores` where they would choose so if there were room
-    for workspace. What is compiled at run time `is_built` once it runs; till then its workspace is
-    a bound.
+    compute `on_tensor_cores`, and `lacks` what they would choose if there were room for workspace:
+    `NO_TENSOR_CORES`, `NOT_SPLIT` or "". What is compiled at run time `is_built` once it runs; till
+    then its workspace is a bound.
     """
 
     graph: Any
@@ -62,7 +66,7 @@ class Executable(NamedTuple):
     form: Form
     asked: Engine | None = None
     on_tensor_cores: bool = False
-    lacks_tensor_cores: bool = False
+    lacks: str = ""
     is_built: bool = True
 
     @property
@@ -70,7 +74,7 @@ class Executable(NamedTuple):
         """Name that a plan shows."""
         if self.asked is not None:
             return f"{self.engine}{MEASURED}"
-        return f"{self.engine}{NO_TENSOR_CORES if self.lacks_tensor_cores else ''}"
+        return f"{self.engine}{self.lacks}"
 
 
 class Plans:
@@ -250,6 +254,8 @@ class Plans:
     def split(self, form: Form) -> list[Engine]:
         """Return the first engine that the heuristics rank with the knobs of `SPLIT`, set so.
 
+        Of unfolded images with those of `SPLIT_OF_UNFOLDED`.
+
         Of half filter gradients with float32 results; of other forms there is none.
         """
         operation, modes = form.operation, self._cudnn.heur_mode
@@ -257,6 +263,7 @@ class Plans:
         is_gradient = isinstance(operation, ConvolutionBackwardFilter)
         if not (is_gradient and is_half and result_dtype(operation) == "float32"):
             return []
+        settings = SPLIT_OF_UNFOLDED if form.name == UNFOLDED else SPLIT
         graph = describe(self._cudnn, self._handle, operation)
         try:
             graph.validate()
@@ -271,7 +278,7 @@ class Plans:
                 most = {knob.type.name: knob.max_value for knob in knobs}
                 engines = [
                     Engine(number, setting, kind_of(form))
-                    for setting in SPLIT
+                    for setting in settings
                     if all(choice <= most.get(name, -1) for name, choice in setting.items())
                 ]
                 if engines:

@@ -14,7 +14,7 @@ from ooc_cudnn.call_planner.planner import AskWorkspace, Planner, distinct_launc
 from ooc_cudnn.call_planner.request import Request
 from ooc_cudnn.devices.engines import MEASURED
 from ooc_cudnn.devices.machines import computing_machine
-from ooc_cudnn.engines.choose import lacks_tensor_cores, seconds_by_engines
+from ooc_cudnn.engines.choose import lacks_room, seconds_by_engines
 from ooc_cudnn.engines.target import Target, make_request
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.operations.core.call import TiledCall
@@ -227,8 +227,8 @@ def _in_core(request: Request, target: Target) -> Plan | None:
     """The plan of a call that copies nothing: in one piece, or in pieces that are worth it.
 
     It is cut where engines were measured, and only so there is room for the fastest, or where
-    smaller pieces were measured to be faster, or where it would run without tensor cores for want
-    of workspace: along images, then, if it takes long, along rows.
+    smaller pieces were measured to be faster, or where it would lack tensor cores, or not be split,
+    for want of workspace: along images, then, if it takes long, along rows.
     Where no cut leaves room for the fastest engine, the fastest by the engines that there is room
     for, in whichever memory order. None if it copies something, or takes more memory so than there
     is; then a plan is searched.
@@ -300,10 +300,10 @@ def _has_several_sizes(request: Request, plan: Plan) -> bool:
 def _has_its_engines(request: Request, plan: Plan, ask_workspace: AskWorkspace | None) -> bool:
     """True if a plan has the workspace of the engines that were measured to be the fastest.
 
-    True where none was, and tensor cores compute: then nothing says what more workspace would be
-    worth.
+    True where none was, and nothing lacks for want of workspace: then nothing says what more of it
+    would be worth.
     """
-    if lacks_tensor_cores(plan.algorithms):
+    if lacks_room(plan.algorithms):
         return False
     answer = ask_workspace and ask_workspace(distinct_launches(request, plan), None)
     if answer is None or not any(name.endswith(MEASURED) for name in answer[1]):

@@ -436,7 +436,10 @@ def test_forms_keep_to_engines_that_were_measured_in_them(make):
 def test_gradients_of_small_filters_are_split_over_the_card(make, channels):
     """The heuristics leave them whole. They run so where nothing was measured, and are measured."""
     ranges = {KnobType.KERNEL_CFG: 55, KnobType.SPLIT_K_SLC: 128}
-    split = {KnobType.KERNEL_CFG: 9, KnobType.SPLIT_K_SLC: 16}
+    setting = {"KERNEL_CFG": 9, "SPLIT_K_SLC": 16}
+    if channels < 8:  # unfolded, it is smaller still
+        setting = {"KERNEL_CFG": 16, "SPLIT_K_SLC": 64}
+    split = {getattr(KnobType, name): choice for name, choice in setting.items()}
     device = make(
         FakeEngine(100, 3e-8, ranges=ranges), FakeEngine(101, 2e-8),
         FakeEngine(100, 1e-8, 2**16, knobs=split, is_ranked=False),
@@ -447,11 +450,15 @@ def test_gradients_of_small_filters_are_split_over_the_card(make, channels):
         ConvolutionBackwardFilter(forward, "float32"),
         "" if channels == 8 else "unfolded",
     )
-    chosen = Engine(100, {"KERNEL_CFG": 9, "SPLIT_K_SLC": 16}, form)
+    chosen = Engine(100, setting, form)
     assert device.engines.chosen(operation) == chosen
     assert device.engines.running(operation, 2**20) == (chosen, False)
     less = device.engines.chosen(operation, 2**15)
     assert (less.number, less.knobs) == (100, {}), "there is no room for its parts"
+    _, (name,) = device.workspace([tune.launch_of(operation)], 2**15)
+    assert name.endswith(", not split")
+    _, (name,) = device.workspace([tune.launch_of(operation)], 2**20)
+    assert not name.endswith(", not split")
     found = list(device.engines.candidates(operation, every=False, compiled=False))
     assert chosen in found[:2]
     for other in (forward, ConvolutionBackwardFilter(forward, "bfloat16")):
