@@ -12,28 +12,44 @@ from ooc_cudnn.network.lowering.summarize import RewriteSpec, summarize
 from ooc_cudnn.network.policies.policy import POLICIES
 from ooc_cudnn.network.runtime.constraints_here import constraints_for
 from ooc_cudnn.network.search.incumbent import Incumbent
-from ooc_cudnn.network.search.pass_pipeline import apply_passes, canonicalize
+from ooc_cudnn.network.search.pass_pipeline import (
+    apply_passes,
+    canonicalize,
+    take_concatenations_apart,
+)
 from ooc_cudnn.network.search.strategies.spill import Spill
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest
 from tests.support.network_checks import assert_close, sizes_of
 from tests.support.on_device import fetched
 
 
-def banded_plan(net, loss, limit, bands, micro_batches=1):
-    """The plan of a step in so many bands of rows, which the planner tries last."""
-    return banded(net, loss, limit, bands, micro_batches).plan
+def banded_plan(net, loss, limit, bands, micro_batches=1, anew=None):
+    """The plan of a step in so many bands of rows, which the planner tries last.
+
+    With `anew`, which is asked of each map and gradient, concatenations are taken apart, and each
+    region makes for itself what it says.
+    """
+    return banded(net, loss, limit, bands, micro_batches, anew).plan
 
 
-def banded(net, loss, limit, bands, micro_batches=1):
+def banded(net, loss, limit, bands, micro_batches=1, anew=None):
     """The same, with its program."""
-    step = canonicalize(net.training_phases(loss), "best")
+    step, names = canonicalize(net.training_phases(loss), "best"), None
     constraints = constraints_for(limit, None, step, {})
-    rewritten = apply_passes(step, frozenset(), micro_batches, bands)
+    if anew is not None:
+        step = take_concatenations_apart(step)
+        names = frozenset(filter(anew, sorted(maps_of(step))))
+    rewritten = apply_passes(step, frozenset(), micro_batches, bands, names)
     live_ranges_of = POLICIES["keep"].live_ranges_of(rewritten)
     lowered = lower_step("training_step", rewritten, live_ranges_of, constraints)
-    how = RewriteSpec(micro_batches, bands)
+    how = RewriteSpec(micro_batches, bands, apart=names is not None, anew=tuple(names or ()))
     plan = summarize("training_step", "best", rewritten, lowered, how, constraints)
     return LoweredStep(plan, rewritten, lowered)
+
+
+def maps_of(step):
+    """Maps and gradients of a step, as they are called before any pass."""
+    return {each.source for each in step.tensors.values() if each.kind in ("map", "gradient")}
 
 
 class Recorder(Incumbent):

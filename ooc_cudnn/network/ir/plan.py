@@ -127,7 +127,8 @@ class NetworkPlan:
         Concatenations into which parts that are read before are copied
         (`passes/copy_skip_connections.py`).
     anew : tuple of str
-        Of the maps that are recomputed those that are made for each of their readers anew.
+        Of the maps that are recomputed those that are made for each of their readers anew. In bands
+        of rows the maps and gradients that each region makes for itself.
     gradient_bytes : int
         What gradients on the device take there beside `device_bytes`: those of the call before
         among them, which may be held until the new ones are whole.

@@ -8,7 +8,7 @@ rows adds up in place, each row once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
@@ -21,6 +21,7 @@ from ooc_cudnn.network.passes.remat_for_backward import (
 )
 from ooc_cudnn.network.passes.row_tiling_cache import cache_rows
 from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions, takes_statistics
+from ooc_cudnn.network.passes.row_tiling_remakes import remake_in_regions
 from ooc_cudnn.network.passes.row_tiling_statistics import hand_on_rows
 from ooc_cudnn.operations.core.call import Region
 from ooc_cudnn.operations.core.ranges import Range
@@ -31,7 +32,7 @@ from ooc_cudnn.operations.core.subcall import SubCall
 FAR = 12
 
 
-def tile_rows(step: Step, whole: Iterable[str], bands: int) -> Step:
+def tile_rows(step: Step, whole: Iterable[str], bands: int, anew: Set[str] = frozenset()) -> Step:
     """Rewrite a step so that it goes down the rows in so many bands.
 
     Parameters
@@ -39,10 +40,15 @@ def tile_rows(step: Step, whole: Iterable[str], bands: int) -> Step:
     whole : iterable of str
         Maps that stay whole, of those `rematerializable`; what needs to be whole for other
         reasons (it is summed over before it is read again) is, too.
+    anew : set of str
+        Maps and gradients that each region makes for itself, where it can, in place of a whole one.
     """
-    if bands == 1:
-        return step
-    whole = frozenset(whole)
+    return step if bands == 1 else _tile_regions(regions_of(step, whole, anew), bands)
+
+
+def regions_of(step: Step, whole: Iterable[str], anew: Set[str]) -> TilingRegions:
+    """Return the regions of a step that goes down the rows, rewritten: `tile_rows`."""
+    whole = frozenset(whole) - anew
     again = rematerializable(step) - whole
     while True:
         maps = again | (forward_only_maps(step) - whole)
@@ -56,10 +62,12 @@ def tile_rows(step: Step, whole: Iterable[str], bands: int) -> Step:
             break
         again -= surely_whole
 
-    def cut(step: Step) -> TilingRegions:
-        return TilingRegions(step, maps, whole)
+    def cut(step: Step, remade: Set[str] = frozenset()) -> TilingRegions:
+        return TilingRegions(step, maps | anew, whole, remade)
 
-    return _tile_regions(cache_rows(hand_on_rows(tiling_regions, cut), cut), bands)
+    if anew:
+        tiling_regions = remake_in_regions(tiling_regions.step, anew, cut)
+    return cache_rows(hand_on_rows(tiling_regions, cut), cut)
 
 
 def _tile_regions(tiling_regions: TilingRegions, bands: int) -> Step:

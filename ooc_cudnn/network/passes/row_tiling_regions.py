@@ -8,7 +8,7 @@ writes over rows that a band of an earlier phase is still to read.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
@@ -22,6 +22,15 @@ from ooc_cudnn.operations.normalization.channel_reduction import STATES
 class TilingRegions:
     """The phases of a step as regions: each banded tensor begins and ends within one.
 
+    Parameters
+    ----------
+    again : iterable of str
+        Maps that are made again, by their names before any pass.
+    whole : iterable of str
+        Those that stay whole.
+    remade : set of str
+        Tensors that cross regions all the same: each region is to make them for itself.
+
     Attributes
     ----------
     banded_tensors : set of str
@@ -32,7 +41,13 @@ class TilingRegions:
         Tensors that could have been banded, but are needed whole: several regions touch them.
     """
 
-    def __init__(self, step: Step, again: Iterable[str], whole: Iterable[str]) -> None:
+    def __init__(
+        self,
+        step: Step,
+        again: Iterable[str],
+        whole: Iterable[str],
+        remade: Set[str] = frozenset(),
+    ) -> None:
         self.step = step
         self.uses = step.uses
         self.places = {name: step.place(name) for name in step.tensors}
@@ -49,7 +64,7 @@ class TilingRegions:
         self.whole: set[str] = set()
         while True:
             self.intervals = list(self._cut())
-            crossing = self._crossing()
+            crossing = self._crossing() - remade
             if not crossing:
                 break
             self.banded_tensors -= crossing

@@ -15,6 +15,7 @@ from ooc_cudnn.network.passes.insert_remat_events import insert_remat_events
 from ooc_cudnn.network.passes.microbatch import split_into_microbatches
 from ooc_cudnn.network.passes.remat_for_backward import rematerialize
 from ooc_cudnn.network.passes.row_tiling import tile_rows, whole_maps
+from ooc_cudnn.network.passes.row_tiling_remakes import bind_bases
 from ooc_cudnn.network.passes.split_concatenations import split_concatenations
 from ooc_cudnn.network.search.mo_sos import POLICIES as WHOLE
 
@@ -40,13 +41,14 @@ def apply_passes(
 ) -> Step:
     """A step with what is remade, in bands of rows, in micro-batches.
 
-    With `anew`, a set of names, what is made again goes straight into its reader where it can.
+    With `anew`, a set of names, what is made again goes straight into its reader where it can. In
+    bands these are what each region makes for itself.
     """
-    step = (
-        tile_rows(step, whole_maps(step), bands)
-        if bands > 1
-        else share_gradient_memory(fuse_gradient_sums(step))
-    )
+    if bands > 1:
+        step = bind_bases(step) if anew else step
+        step = tile_rows(step, whole_maps(step), bands, anew or frozenset())
+        return split_into_microbatches(rematerialize(step, again), parts)
+    step = share_gradient_memory(fuse_gradient_sums(step))
     step = rematerialize(step, again, anew or ())
     return split_into_microbatches(step if anew is None else fuse_chains(step), parts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ooc_cudnn.network.search.strategies.copied_skips import CopiedSkips
 from ooc_cudnn.network.search.strategies.host_memory import HostMemory
 from ooc_cudnn.network.search.strategies.other_layout import OtherLayout
+from ooc_cudnn.network.search.strategies.remade_row_tiles import RemadeRowTiles
 from ooc_cudnn.network.search.strategies.remat_shares import RematerializeShares
 from ooc_cudnn.network.search.strategies.remat_slices import RematerializeSlices
 from ooc_cudnn.network.search.strategies.row_tiles import RowTiles
@@ -23,6 +24,7 @@ FIRST: tuple[Strategy, ...] = (
 )
 STRATEGIES: tuple[Strategy, ...] = (
     *FIRST,
+    RemadeRowTiles(),
     RowTiles(),
     Spill(),
     TwoPartMicroBatches(),  # of many images it has tens of thousands of phases

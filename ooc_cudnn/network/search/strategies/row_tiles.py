@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ooc_cudnn.errors import PlanInfeasibleError
-from ooc_cudnn.network.ir.live_ranges import LiveRange
+from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import peak_live_bytes
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
@@ -61,18 +61,11 @@ class RowTiles(Strategy):
             except WholeBatchError:
                 return
             incumbent.budget.lower(REWRITTEN * len(rewritten.phases))
-            live_ranges = _without_inputs(rewritten)
-            of_bands = {
-                base: ranges
-                for base, ranges in live_ranges.items()
-                if rewritten.tensors[base].origin.row_tile is not None
-            }
-            if not of_bands:
+            live_ranges = without_inputs(rewritten)
+            nbytes = bands_bytes(rewritten, live_ranges)
+            if nbytes is None:
                 return
-            if (
-                peak_live_bytes(rewritten, of_bands)
-                > SHARE_OF_BANDS * constraints.target.room_bytes
-            ):
+            if nbytes > SHARE_OF_BANDS * constraints.target.room_bytes:
                 continue
             spec = RewriteSpec(count, bands)
             try:
@@ -91,8 +84,18 @@ class RowTiles(Strategy):
                 return
 
 
-def _without_inputs(step: Step) -> dict[str, tuple[LiveRange, ...]]:
-    """Everything kept but inputs, whose rows come with each band."""
+def bands_bytes(step: Step, live_ranges: LiveRanges) -> int | None:
+    """Return the most bytes of what bands have at once; None where nothing is in bands."""
+    of_bands = {
+        base: ranges
+        for base, ranges in live_ranges.items()
+        if step.tensors[base].origin.row_tile is not None
+    }
+    return peak_live_bytes(step, of_bands) if of_bands else None
+
+
+def without_inputs(step: Step) -> LiveRanges:
+    """Keep everything but inputs, whose rows come with each band."""
     return {
         base: ranges
         for base, ranges in POLICIES["keep"].live_ranges_of(step).items()

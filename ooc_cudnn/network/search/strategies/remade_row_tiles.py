@@ -1,0 +1,67 @@
+"""Tiles of rows in which regions make large tensors for themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.lowering.summarize import RewriteSpec
+from ooc_cudnn.network.passes.microbatch import WholeBatchError
+from ooc_cudnn.network.passes.row_tiling_remakes import bind_bases
+from ooc_cudnn.network.search.candidate import Candidate
+from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
+from ooc_cudnn.network.search.pass_pipeline import apply_passes, take_concatenations_apart
+from ooc_cudnn.network.search.region_remakes import choose_remakes, large_tensors
+from ooc_cudnn.network.search.search_budget import REWRITTEN
+from ooc_cudnn.network.search.strategies.row_tiles import (
+    FAR_SLOWER,
+    MOST_BANDS,
+    SHARE_OF_BANDS,
+    bands_bytes,
+    without_inputs,
+)
+from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
+
+
+class RemadeRowTiles(Strategy):
+    """As few bands as leave memory to whole tensors; large ones are made where they are read."""
+
+    def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
+        """Return True if the incumbent waits for tensors of which memory holds few."""
+        return (
+            super().is_worth_trying(request, incumbent)
+            and request.is_whole_batch
+            and bool(large_tensors(request.step, request.constraints))
+        )
+
+    def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
+        """Propose one candidate, if it promises to be fast."""
+        constraints = request.constraints
+        step = take_concatenations_apart(request.step)
+        names, seconds = choose_remakes(bind_bases(step), constraints, incumbent.budget)
+        best = incumbent.best
+        most_seconds = np.inf if best is None else FAR_SLOWER * best.plan.seconds
+        if not names or seconds > most_seconds:
+            return
+        bands = 1
+        while (bands := 2 * bands) <= MOST_BANDS:
+            try:
+                rewritten = apply_passes(step, frozenset(), 1, bands, names)
+            except WholeBatchError:
+                return
+            incumbent.budget.lower(REWRITTEN * len(rewritten.phases))
+            live_ranges = without_inputs(rewritten)
+            nbytes = bands_bytes(rewritten, live_ranges)
+            if nbytes is None:
+                return
+            if nbytes <= SHARE_OF_BANDS * constraints.target.room_bytes:
+                break
+        else:
+            return
+        spec = RewriteSpec(1, bands, apart=True, anew=tuple(sorted(names)))
+        try:
+            yield Candidate(
+                rewritten, live_ranges, constraints, "rows", spec, most_seconds=most_seconds
+            )
+        except PlanInfeasibleError:
+            return
