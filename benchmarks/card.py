@@ -18,6 +18,8 @@ from typing import NamedTuple
 from ooc_cudnn.bench import script
 
 SCRIPTS = ("functions", "kernels", "passes")
+#: Cases of `benchmarks.whole`, a process each.
+WHOLE = ("seismic", "labels", "decoder", "windows")
 #: Cases of `benchmarks.networks`, a process each.
 NETWORKS = (
     "vgg16", "resnet50", "features", "unet_3d", "googlenet", "densenet121", "unet", "unet_3d-128",
@@ -50,6 +52,7 @@ def _suite(seconds: int, *cases: str) -> Part:
 PARTS = {
     **{name: Part(240, name) for name in SCRIPTS},
     **{f"networks-{case}": Part(590, "networks", ("--case", case)) for case in NETWORKS},
+    **{f"whole-{case}": Part(120, "whole", ("--case", case)) for case in WHOLE},
     "engines": Part(300, "engines"),
     "functions_in_core": Part(450, "functions_in_core"),
     "model-calls": Part(540, "model_accuracy", ("--part", "calls")),
