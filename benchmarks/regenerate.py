@@ -28,6 +28,7 @@ from benchmarks.pages import (
     readme,
     steps,
     trials,
+    whole,
 )
 from ooc_cudnn.bench.environment import ROOT
 
@@ -35,6 +36,7 @@ from ooc_cudnn.bench.environment import ROOT
 MODULES = (
     pictures, model_pictures, trades, curve, readme, steps, model, network_steps, planning_networks,
     planning_models, performance, kernels, engines, in_core, trials, cluster_scaling, amp,
+    whole,
 )  # fmt: skip
 SETTINGS_PAGE = "docs/settings_page.py"
 
