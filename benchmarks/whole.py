@@ -358,7 +358,7 @@ def windows(report: script.Report) -> None:
     sites, window, limit = (320, 320, 192), 96, "1GiB"
     steps, patch = report.arguments.steps, 96
     if report.quick:
-        sites, window, limit, steps, patch = (32, 32, 16), 16, "4MiB", 2, 16
+        sites, window, limit, steps, patch = (32, 32, 16), 16, "8MiB", 2, 16
     volume, truth = synthetic(sites)
     model = _on_card(report, _trained(report, volume, truth, steps, patch), torch.float32)
     found, volume = script.allocate_pinned((1, 3, *sites), "float32"), _pinned(volume)
