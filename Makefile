@@ -30,6 +30,12 @@ MODELS      := torchvision==0.28.0 monai==1.6.1
 DOORS       := einops==0.8.2 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 \
 	accelerate==1.15.0 psutil==7.2.2 diffusers==0.42.1 huggingface-hub==2.4.0 safetensors==0.8.0 \
 	httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0 truststore regex requests urllib3 idna certifi filelock
+# nnU-Net and what it imports are half a gigabyte: for `make test-all` alone.
+NNUNET      := nnunetv2==2.8.1 acvl-utils==0.2.6 batchgenerators==0.25.5 batchgeneratorsv2==0.3.6 \
+	dynamic-network-architectures==0.4.4 timm==1.0.31 simpleitk==2.5.7 connected-components-3d==4.1.1 blosc2==4.14.1 \
+	numexpr==2.14.2 ndindex==1.10.1 scikit-image==0.26.0 scikit-learn==1.9.1 joblib==1.6.0 pandas==3.1.1 seaborn==0.13.2 \
+	imagecodecs==2026.3.6 imageio==2.38.1 lazy-loader==0.6 narwhals==2.29.0 threadpoolctl==3.8.0 six nibabel msgpack \
+	httpx==0.28.1 httpcore==1.0.9 anyio==4.16.0
 
 .PHONY: help demo test test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
@@ -44,7 +50,7 @@ test: $(VENV)/ready-dev $(VENV)/ready-torch $(VENV)/ready-dask ## all tests that
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: export OOC_TESTS_EVERY_CASE = 1
-test-all: test ## the same with every case of what `make test` takes a sample of: an hour
+test-all: $(VENV)/ready-nnunet test ## the same with every case of what `make test` takes a sample of: an hour
 
 faults: $(VENV)/ready-dev ## Ctrl-C at every point of a repeated call, and all other faults: half an hour
 	@FAULTS=all $(BIN)/python -m pytest --timeout 7200 tests/faults $(ARGS)
@@ -142,6 +148,13 @@ $(VENV)/ready-torch: | $(VENV)/ready-dev
 		$(PIP) --retries 1 --no-deps $(DOORS) 2>/dev/null || \
 		echo "set-up: packages are missing here, so tests of doors to them are skipped. To see why:" \
 			"$(BIN)/pip install --no-deps $(DOORS)"
+	@touch $@
+
+$(VENV)/ready-nnunet: | $(VENV)/ready-torch
+	@$(BIN)/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('nnunetv2'))" || \
+		$(PIP) --retries 1 --no-deps $(NNUNET) 2>/dev/null || \
+		echo "set-up: no nnU-Net here, so its tests are skipped. To see why:" \
+			"$(BIN)/pip install --no-deps $(NNUNET)"
 	@touch $@
 
 # The extra dask, for its tests; without it they are skipped.

@@ -6,7 +6,12 @@ needs.
 
 from importlib.util import find_spec
 
-NEEDED = {"ooc_cudnn/dask": "dask", "ooc_cudnn/monai.py": "monai", "ooc_cudnn/torch": "torch"}
+NEEDED = {
+    "ooc_cudnn/dask": "dask",
+    "ooc_cudnn/monai.py": "monai",
+    "ooc_cudnn/nnunet.py": "nnunetv2",
+    "ooc_cudnn/torch": "torch",
+}
 
 collect_ignore = [
     "ooc_cudnn/lightning.py",

@@ -20,7 +20,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 myst_links_external_new_tab = True
 # What the doors to other packages import: their docstrings are read without it.
-autodoc_mock_imports = ["lightning", "monai", "pytorch_lightning"]
+autodoc_mock_imports = ["lightning", "monai", "nnunetv2", "pytorch_lightning"]
 # Notebooks are shown as they were stored: tests run them.
 nb_execution_mode = "off"
 

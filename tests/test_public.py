@@ -171,8 +171,8 @@ HEAVY = ("scipy", "torch", "cupy", "matplotlib", "tqdm", "logging", "importlib.m
 ROOMS = tuple(
     f"ooc_cudnn.{room}"
     for room in (
-        "network", "networks", "calibration", "torch", "dask", "lightning", "monai", "doctor",
-        "bench", "demo",
+        "network", "networks", "calibration", "torch", "dask", "lightning", "monai", "nnunet",
+        "doctor", "bench", "demo",
     )
 )  # fmt: skip
 
