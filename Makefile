@@ -34,7 +34,7 @@ DOORS       := einops==0.8.2 lightning==2.6.6 lightning-utilities==0.15.3 torchm
 NNUNET      := nnunetv2==2.8.1 acvl-utils==0.2.6 batchgenerators==0.25.5 batchgeneratorsv2==0.3.6 \
 	dynamic-network-architectures==0.4.4 timm==1.0.31 simpleitk==2.5.7 connected-components-3d==4.1.1 blosc2==4.14.1 \
 	numexpr==2.14.2 ndindex==1.10.1 scikit-image==0.26.0 scikit-learn==1.9.1 joblib==1.6.0 pandas==3.1.1 seaborn==0.13.2 \
-	imagecodecs==2026.3.6 imageio==2.38.1 lazy-loader==0.6 narwhals==2.29.0 threadpoolctl==3.8.0 six nibabel msgpack \
+	imagecodecs==2026.3.6 imageio==2.38.1 lazy-loader==0.6 narwhals==2.29.0 threadpoolctl==3.8.0 six nibabel msgpack cloudpickle \
 	httpx==0.28.1 httpcore==1.0.9 anyio==4.16.0
 
 .PHONY: help demo test test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean

@@ -52,7 +52,7 @@ def _suite(seconds: int, *cases: str) -> Part:
 PARTS = {
     **{name: Part(240, name) for name in SCRIPTS},
     **{f"networks-{case}": Part(590, "networks", ("--case", case)) for case in NETWORKS},
-    **{f"whole-{case}": Part(120, "whole", ("--case", case)) for case in WHOLE},
+    **{f"whole-{case}": Part(300, "whole", ("--case", case)) for case in WHOLE},
     "engines": Part(300, "engines"),
     "functions_in_core": Part(450, "functions_in_core"),
     "model-calls": Part(540, "model_accuracy", ("--part", "calls")),

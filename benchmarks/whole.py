@@ -30,7 +30,7 @@ from benchmarks import networks
 from benchmarks.whole_networks import Decoder, VolumeUNet
 from ooc_cudnn.bench import script
 from ooc_cudnn.bench.placing import release_device
-from ooc_cudnn.bench.timing import Timing, time_call
+from ooc_cudnn.bench.timing import LONG_SECONDS, Timing, time_call
 from ooc_cudnn.bench.torch_setup import out_of_memory_as, precision
 from ooc_cudnn.bench.torch_step import Memory
 from ooc_cudnn.devices import get_device
@@ -44,6 +44,8 @@ REPEATS, SHARE = 5, 1 / 10
 HALO = 64
 #: Of what is compared, in its deviations: rounding in float16 or TF32, and the largest of many.
 APART, APART_MOST = 0.01, 0.2
+#: Of sites, those where rounding may choose another one of 100 classes.
+OTHERS = 0.02
 
 
 # Windows ------------------------------------------------------------------------------------------
@@ -130,7 +132,8 @@ def _drawn(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 
 
 def _pinned(values: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(script.allocate_pinned(tuple(values.shape), "float32")).copy_(values)
+    dtype = str(values.dtype).removeprefix("torch.")
+    return torch.as_tensor(script.allocate_pinned(tuple(values.shape), dtype)).copy_(values)
 
 
 def _timed(report: script.Report, run: Callable[[], Any]) -> Timing:
@@ -162,9 +165,9 @@ def ours(
     memory = Memory(report.arguments.device)
     memory.begin()
     with ooc_cudnn.profile() as recorded:
-        run()
+        profiled = time_call(run, report.synchronize)
     held, calls = memory.figures(), recorded.calls  # a block each
-    seconds = _timed(report, run)
+    seconds = Timing((profiled,)) if profiled > LONG_SECONDS else _timed(report, run)
     predicted = sum(call.plan.seconds for call in calls)
     row |= {
         "seconds": seconds.to_json(), "memory": held, "predicted_seconds": predicted,
@@ -191,7 +194,10 @@ def theirs(
     way: Callable[[torch.Tensor], torch.Tensor],
     image: torch.Tensor,
 ) -> Any:
-    """Measure a way of PyTorch's; return what it made, None where the card is too small."""
+    """Measure a way of PyTorch's; return what it made, None where the card is too small.
+
+    And where PyTorch has no kernel for maps of 2**31 numbers: its row has the reason.
+    """
     _release(report)
     memory = Memory(report.arguments.device)
 
@@ -205,8 +211,9 @@ def theirs(
             result = run()
             held = memory.figures()
             seconds = _timed(report, run)
-    except _DoesNotFit as error:
-        report.measure(name, {"reason": str(error)[:200]})
+    except (_DoesNotFit, RuntimeError) as error:
+        status = "does not fit" if isinstance(error, _DoesNotFit) else "refused"
+        report.measure(name, {"status": status, "reason": str(error)[:300]})
         result = None
     else:
         row = {"seconds": seconds.to_json(), "memory": held, "first_seconds": first}
@@ -242,7 +249,7 @@ def seismic(report: script.Report) -> None:
     Communications Engineering, 2025, s44172-025-00576-2).
     """
     side, limit = (64, "24MiB") if report.quick else (1024, "8GiB")
-    window, smaller = (32, 32) if report.quick else (256, 512)
+    window, smaller = (32, 32) if report.quick else (256, 320)  # of 2**31 numbers it refuses maps
     for dtype in ("float32",) if report.quick else ("float16", "float32"):
         model = _on_card(report, _volume_unet(1), getattr(torch, dtype))
         volume = _drawn((1, 1, side, side, side), dtype)
@@ -250,31 +257,32 @@ def seismic(report: script.Report) -> None:
         run = functools.partial(ooc.infer, model, volume, out=faults, memory_limit=limit)
         ours(report, f"ours, {dtype}", run, limit, 5.0 if dtype == "float16" else None)
         ooc.release(model)
-        _check_parts(report, dtype, model, volume, torch.as_tensor(faults))
+        for at, (part, expected) in enumerate(_parts(report, model, volume)):
+            apart = _apart(torch.as_tensor(faults)[part], expected)
+            report.check(f"{dtype}: contents of part {at}", apart)
         if dtype == "float16" or report.quick:
             way = functools.partial(windowed, model, window=window, overlap=0.25)
             theirs(report, f"PyTorch, windows of {window}, {dtype}", way, volume)
-            part = volume[:, :, :smaller, :smaller, :smaller].contiguous()
-            theirs(report, f"PyTorch, a volume of {smaller}, {dtype}", model, part)
+            smaller_one = _pinned(volume[_cube(0, smaller)])
+            theirs(report, f"PyTorch, a volume of {smaller}, {dtype}", model, smaller_one)
 
 
 def _cube(begin: int, end: int) -> tuple[Any, ...]:
     return (..., *(slice(begin, end),) * 3)
 
 
-def _check_parts(
-    report: script.Report, name: str, model: nn.Module, volume: torch.Tensor, found: torch.Tensor
-) -> None:
-    """Compare two parts, one in a corner and one in the middle, with PyTorch's of what they see."""
+def _parts(
+    report: script.Report, model: nn.Module, volume: torch.Tensor
+) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    """Two parts of a volume, in a corner and in the middle, with PyTorch's results of these."""
     side = volume.shape[-1]
-    extent = side // 4
+    extent = side // 8
     for first in (0, side // 2 - extent // 2):
         begin, end = max(first - HALO, 0), min(first + extent + HALO, side)
-        seen = _cube(begin, end)
-        inner, part = _cube(first - begin, first - begin + extent), _cube(first, first + extent)
-        with torch.no_grad(), precision(torch, tf32=True):
-            expected = model(volume[seen].to(_place(report)))[inner]
-        report.check(f"{name}: contents from {first} on", _apart(found[part], expected))
+        inner = _cube(first - begin, first - begin + extent)
+        with torch.no_grad():
+            expected = model(volume[_cube(begin, end)].to(_place(report)))[inner]
+        yield _cube(first, first + extent), expected
 
 
 def labels(report: script.Report) -> None:
@@ -297,16 +305,13 @@ def labels(report: script.Report) -> None:
            lambda x: windowed(model, x, window, 0.25).argmax(1), volume)  # fmt: skip
     theirs(report, "PyTorch, whole", lambda x: model(x).argmax(1), volume)
     _release(report)
-    with torch.no_grad():  # what the class that was chosen lacks to the largest
-        scores = model(volume.to(_place(report)))
-        best = scores.amax(1, keepdim=True)
-        chosen = scores.gather(1, torch.as_tensor(found).to(scores.device, torch.int64))
-        behind = (best - chosen) / scores[..., : side // 8].std()
-        apart = float((behind > 0).double().mean())
-    lacks = float(behind.max())
-    kinds = len(np.unique(np.asarray(found)))
-    report.check("contents", {"ok": lacks <= APART_MOST and apart <= 0.02 and kinds > 1,
-                              "lacks": lacks, "apart": apart, "kinds": kinds})  # fmt: skip
+    for at, (part, scores) in enumerate(_parts(report, model, volume)):
+        label = torch.as_tensor(found)[part].to(scores.device, torch.int64)
+        # what the class that was chosen lacks to the largest
+        behind = (scores.amax(1, keepdim=True) - scores.gather(1, label)) / scores.std()
+        lacks, apart = float(behind.max()), float((behind > 0).double().mean())
+        is_ok = lacks <= APART_MOST and apart <= OTHERS and len(label.unique()) > 1
+        report.check(f"contents of part {at}", {"ok": is_ok, "lacks": lacks, "apart": apart})
 
 
 def decoder(report: script.Report) -> None:

@@ -55,7 +55,7 @@ def table(case: str, folder: Path = script.RESULTS) -> str:
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
     name = name.replace("ours", "`ooc_cudnn`")
     if "seconds" not in row:
-        return [name, "does not fit", NOTHING, NOTHING]
+        return [name, row["status"], NOTHING, NOTHING]
     name += f", limit {row['limit']}" if "limit" in row else ""
     seconds = format_seconds(row["seconds"]["median"])
     return [name, seconds, format_bytes(row["peak_bytes"]), format_seconds(row["first_seconds"])]
