@@ -37,7 +37,7 @@ NNUNET      := nnunetv2==2.8.1 acvl-utils==0.2.6 batchgenerators==0.25.5 batchge
 	imagecodecs==2026.3.6 imageio==2.38.1 lazy-loader==0.6 narwhals==2.29.0 threadpoolctl==3.8.0 six nibabel msgpack cloudpickle \
 	httpx==0.28.1 httpcore==1.0.9 anyio==4.16.0
 
-.PHONY: help demo test test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
+.PHONY: help demo test drawn test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,6 +48,9 @@ demo: $(VENV)/ready-plot ## convolution + bias + ReLU on an image larger than th
 
 test: $(VENV)/ready-dev $(VENV)/ready-torch $(VENV)/ready-dask ## all tests that this machine can run
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+drawn: $(VENV)/ready-dev $(VENV)/ready-torch ## 300 drawn modules of PyTorch against eager, which CI runs, too
+	@$(BIN)/python -m pytest -m drawn -n auto --dist worksteal tests/fuzz $(ARGS)
 
 test-all: export OOC_TESTS_EVERY_CASE = 1
 test-all: $(VENV)/ready-nnunet test ## the same with every case of what `make test` takes a sample of: an hour

@@ -160,10 +160,12 @@ def no_threads_left():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out nightly tests unless they are asked for, and cases that are not in the sample."""
+    """Leave out nightly and drawn tests unless asked for, and cases that are not in the sample."""
     out = set()
     if "nightly" not in config.option.markexpr:
         out |= {item for item in items if item.get_closest_marker("nightly")}
+    if "drawn" not in config.option.markexpr and not sampling.is_whole(config):
+        out |= {item for item in items if item.get_closest_marker("drawn")}
     if not sampling.is_whole(config):
         out |= sampling.left_out(items)
     config.hook.pytest_deselected(items=[item for item in items if item in out])

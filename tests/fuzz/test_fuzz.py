@@ -1,12 +1,14 @@
 """Drawn calls, and drawn modules of PyTorch, on the host device.
 
-`make test`, which CI runs, draws 5 calls of one function in three, and 300 modules. `make test-all`
-draws 15 calls of every function.
+`make test` draws 5 calls of one function in three, and `make drawn` 300 modules. CI runs both.
+`make test-all` draws 15 calls of every function, and the modules.
 
 More: `make fuzz ARGS="--count 5000"`, and with `--modules`.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,7 @@ def test_drawn_calls(function):
 MODULES, OF_THEM = 15, 20
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("first", range(0, MODULES * OF_THEM, MODULES))
 @pytest.mark.usefixtures("fewest_plans")
 def test_drawn_modules(first):
@@ -64,6 +67,8 @@ def test_drawn_modules(first):
 def test_every_module_is_drawn_in_ci_and_this_page_says_how_many():
     assert ALIKE["fuzz/test_fuzz.py::test_drawn_modules"] == (1,)
     assert f" {MODULES * OF_THEM} modules." in __doc__
+    ci = Path(__file__).parents[2] / ".ci/run"
+    assert "for target in check test drawn;" in ci.read_text(encoding="utf-8")
 
 
 def test_every_function_is_drawn():
