@@ -40,7 +40,7 @@ def test_tasks_that_copy_work_where_nobody_worked_for_long(monkeypatch):
             y = net.activation(net.convolution(y, channels, window=3, padding=1))
         y = net.pooling(y, window=2)
     loss = net.mean_squared_error(y, net.input("target", y.shape))
-    with ooc_cudnn.settings(allow_tf32=True):
+    with ooc_cudnn.settings(allow_tf32=True, planning_seconds=0.2):
         plan = net.plan(loss, memory_limit="150MiB", machine="h200")
         monkeypatch.setattr(_Lowering, "_offset", lambda placing, plan, at, gaps: largest(gaps)[0])
         same_place = net.plan(loss, memory_limit="150MiB", machine="h200")

@@ -84,7 +84,7 @@ def short_search():
     """
     import ooc_cudnn
 
-    return ooc_cudnn.settings(planning_seconds=number(0.2, of=10.0))
+    return ooc_cudnn.settings(planning_seconds=number(0.05, of=10.0))
 
 
 def number(few, *, of):
