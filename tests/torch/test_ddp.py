@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import multiprocessing
 import os
 import re
 
@@ -37,7 +38,11 @@ def ranks(folder):
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not all(file.exists() for file in files):
-            torch.multiprocessing.spawn(ddp_ranks.run, (str(folder),), nprocs=RANKS)
+            # both are forked off a process that has imported what they need
+            multiprocessing.set_forkserver_preload(["tests.support.ddp_ranks", "functorch.compile"])
+            torch.multiprocessing.start_processes(
+                ddp_ranks.run, (str(folder),), nprocs=RANKS, start_method="forkserver"
+            )
     return [torch.load(file) for file in files]
 
 
