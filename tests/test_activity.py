@@ -153,7 +153,7 @@ def test_what_cannot_be_written_disturbs_nothing(
         time.sleep(0.05)
 
 
-@pytest.mark.usefixtures("_at_once")
+@pytest.mark.usefixtures("_at_once", "few_plans")
 def test_planning_a_step_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_stderr(monkeypatch, Terminal())
     net = ooc_cudnn.Network(seed=0)
@@ -260,6 +260,7 @@ LONG: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("few_plans")
 @pytest.mark.parametrize("kind", LONG)
 @pytest.mark.parametrize("watched", ["terminal", "notebook"])
 def test_long_things_are_told_of(kind: str, watched: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +273,7 @@ def test_long_things_are_told_of(kind: str, watched: str, monkeypatch: pytest.Mo
     assert set(labels) <= set(told)
 
 
+@pytest.mark.usefixtures("few_plans")
 @pytest.mark.parametrize("kind", LONG)
 @pytest.mark.parametrize(("stream", "setting"), [(io.StringIO, "auto"), (Terminal, False)])
 def test_long_things_are_silent_in_a_pipe_and_where_that_is_asked_for(

@@ -9,6 +9,7 @@ import pytest
 import ooc_cudnn
 from tests.fuzz.cases import DRAWERS
 from tests.fuzz.stream import Stream
+from tests.support.sampling import number
 
 da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
 
@@ -91,7 +92,7 @@ def one_call(problem, values):
 def test_equal_to_one_call(first, client, in_float64, monkeypatch):
     expected, made, said = [], [], []
     with ooc_cudnn.settings(deterministic=True):
-        for seed in range(first, first + AT_ONCE):
+        for seed in range(first, first + number(12, of=AT_ONCE)):
             stream, problem, values = drawn(seed)
             one = one_call(problem, values)
             chunked = {

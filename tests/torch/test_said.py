@@ -10,6 +10,8 @@ import ooc_cudnn
 import ooc_cudnn.torch as ooc
 from tests.support.told import Terminal, labels_told
 
+pytestmark = pytest.mark.usefixtures("few_plans")
+
 SHAPE = (2, 3, 16, 16)
 
 

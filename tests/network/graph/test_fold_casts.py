@@ -100,6 +100,7 @@ FOLDED |= {key: {"cast", "wide"} for key in list(GROUPS)[:10]}
 KEPT += list(GROUPS)[10:]
 
 
+@pytest.mark.usefixtures("few_plans")
 @pytest.mark.parametrize("case", [*FOLDED, *KEPT])
 def test_a_folded_cast_changes_no_bit(case):
     found, names = results(case)
