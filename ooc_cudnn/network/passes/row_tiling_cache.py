@@ -96,6 +96,8 @@ def _wanted(tiling_regions: TilingRegions) -> Iterator[_Copy]:
         if not bases & tiling_regions.banded_tensors:
             continue
         for name in sorted(bases - tiling_regions.banded_tensors - written):
+            if not step.tensors[name].is_floating:  # labels
+                continue
             readers = tuple(at for at in range(start, stop) if name in step.phases[at].reads)
             if not all(_by_rows(step.phases[at], name) for at in readers):
                 continue

@@ -55,17 +55,16 @@ def choose_remakes(
     """
     price = _pricing(step, constraints, budget)
     best = price(large_tensors(step, constraints))
-    while best.names:
-        promising = sorted(best.gains, key=best.gains.__getitem__)[-PROMISING:]
+    while promising := sorted(best.gains, key=best.gains.__getitem__)[-PROMISING:]:
         found = min((price(best.names - {name}) for name in promising), key=_Priced.order)
         if found.order() >= (best.excess, (1 - WORTH_WHOLE) * best.seconds):
             break
         best = found
-    return best.names, best.seconds
+    return (best.names if best.gains else frozenset()), best.seconds
 
 
 class _Priced(NamedTuple):
-    """What regions make for themselves, and what that costs.
+    """Tensors that regions make for themselves, and what that costs.
 
     Attributes
     ----------

@@ -209,13 +209,14 @@ def test_batch_normalization_in_phases(shape, dtype):
     found |= check_every_split(data, inputs, old, **bits)
     check_gradients(found, expected, old, dtype)
 
-    # Sums in any order err by a few roundings more.
+    # Sums in any order err by a few roundings more; those of half types add terms in float32 first.
+    relative, absolute = (1e-6, 1e-4) if dtype in ("float16", "bfloat16") else (1e-12, 1e-10)
     plain = check_every_split(ChannelMomentsCall(shape, dtype), {"x": x}, bits=False)
-    assert np.allclose(plain["moments"], moments["moments"], rtol=1e-12)
+    assert np.allclose(plain["moments"], moments["moments"], rtol=relative, atol=absolute)
     plain = check_every_split(
         ChannelSumsCall(shape, dtype), {"x": x, "dy": dy, **saved}, bits=False
     )
-    assert np.allclose(plain["sums"], sums["sums"], rtol=1e-10, atol=1e-10)
+    assert np.allclose(plain["sums"], sums["sums"], rtol=100 * relative, atol=absolute)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
