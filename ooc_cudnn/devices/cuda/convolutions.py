@@ -252,7 +252,7 @@ class Convolutions:
         return found
 
     def _lacks(self, operation: AnyConvolution, found: Executable, *, keep: bool) -> str:
-        """What the heuristics' choice within a budget has not, and that without one has."""
+        """Mark of what the heuristics' choice lacks beside that without a budget; or ""."""
         split = self._split(operation)
         if found.on_tensor_cores and (split is None or found == split):
             return ""

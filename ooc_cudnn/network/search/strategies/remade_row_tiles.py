@@ -24,7 +24,7 @@ from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 
 class RemadeRowTiles(Strategy):
-    """As few bands as leave memory to whole tensors; large ones are made where they are read."""
+    """Strategy of row tiling in which regions make large tensors for themselves, in few bands."""
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
         """Return True if the incumbent waits for tensors of which memory holds few."""
