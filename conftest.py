@@ -10,6 +10,7 @@ NEEDED = {
     "ooc_cudnn/dask": "dask",
     "ooc_cudnn/monai.py": "monai",
     "ooc_cudnn/nnunet.py": "nnunetv2",
+    "ooc_cudnn/nnunet_trainers": "nnunetv2",
     "ooc_cudnn/torch": "torch",
 }
 
