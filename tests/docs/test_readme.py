@@ -36,6 +36,7 @@ def test_the_first_example_is_a_model_of_pytorch_under_a_limit_in_eight_lines():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("fewest_plans")  # it shows results, and no plan
 def test_the_example_of_a_whole_image_writes_its_labels(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
