@@ -1,5 +1,5 @@
 // Columns that a window sees, as channels: what a convolution of few channels reads instead of its
-// image, so that tensor cores, which take channels by eights, have little else than zeros to skip.
+// image. Tensor cores take channels by eights, and few of these are zeros then.
 // x is channels-last, so of one row the taps of a site are one run of elements: y[row][site] is
 // x[row][site * step - before, ...], `taps` of them, zeros where that is outside of the row, and
 // zeros up to a multiple of a pack.

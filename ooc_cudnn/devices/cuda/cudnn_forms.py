@@ -34,7 +34,7 @@ from ooc_cudnn.devices.kernels.pointwise import pointwise
 from ooc_cudnn.devices.kernels.relayout import fill_zero, relayout
 from ooc_cudnn.devices.kernels.unfold import unfold_columns
 from ooc_cudnn.devices.view import DeviceView
-from ooc_cudnn.operations.convolution.forward import CHANNELS_OF_TENSOR_CORES, Convolution
+from ooc_cudnn.operations.convolution.forward import Convolution, up_to_tensor_cores
 from ooc_cudnn.operations.convolution.gradients import (
     AnyConvolution,
     ConvolutionBackwardData,
@@ -252,7 +252,7 @@ def pad_channels(operation: AnyConvolution) -> Form | None:
     forward = forward_of(operation)
     images, channels, *extents = forward.x_shape
     results, _, *window = forward.w_shape
-    more, most = (_up_to_tensor_cores(number) for number in (channels, results))
+    more, most = (up_to_tensor_cores(number) for number in (channels, results))
     is_half = DTYPES[forward.dtype] == 2
     if not is_half or forward.groups > 1:
         return None
@@ -298,7 +298,3 @@ def unfold(operation: AnyConvolution) -> Form | None:
 
 def _aligned_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return -(-math.prod(shape) * DTYPES[dtype] // _ALIGNMENT) * _ALIGNMENT
-
-
-def _up_to_tensor_cores(channels: int) -> int:
-    return -(-channels // CHANNELS_OF_TENSOR_CORES) * CHANNELS_OF_TENSOR_CORES

@@ -19,10 +19,11 @@ from typing import NamedTuple
 from ooc_cudnn.network.cost.compute_seconds import phase_seconds
 from ooc_cudnn.network.cost.copy_timeline import copy_of
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.ir.step import Step
+from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.row_tiling import regions_of, whole_maps
 from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions
 from ooc_cudnn.network.search.search_budget import REWRITTEN, SearchBudget
+from perfmodel import MachineModel
 
 #: Memory holds no more than so many of a large tensor.
 LARGE = 4
@@ -82,6 +83,7 @@ class _Priced(NamedTuple):
     gains: dict[str, float]
 
     def order(self) -> tuple[float, float]:
+        """Return what is compared: what fits the host comes first, then what is faster."""
         return self.excess, self.seconds
 
 
@@ -113,17 +115,19 @@ def _pricing(
         longest = max(computing, back, out)
         seconds = longest + BESIDE * min(computing, max(back, out))
         excess = 0.0 if available is None else max(held - room_bytes - available, 0.0)
-        return _Priced(names, seconds, excess, _gains(regions, names, constraints))
+        return _Priced(names, seconds, excess, _gains(regions, names, machine, seconds_of))
 
     return price
 
 
 def _gains(
-    regions: TilingRegions, names: frozenset[str], constraints: PlanConstraints
+    regions: TilingRegions,
+    names: frozenset[str],
+    machine: MachineModel,
+    seconds_of: Callable[[Phase], float],
 ) -> dict[str, float]:
     """Seconds that names cost where they are made again, with what they are made of, at most."""
-    step, machine = regions.step, constraints.target.machine
-    seconds_of, gains = phase_seconds(machine), defaultdict[str, float](float)
+    step, gains = regions.step, defaultdict[str, float](float)
     for start, stop in regions.intervals:
         chains = dict[str, float]()
         for phase in step.phases[start:stop]:

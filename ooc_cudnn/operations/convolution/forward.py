@@ -28,6 +28,15 @@ from perfmodel import Direction, Work, convolution_work
 CHANNELS_OF_TENSOR_CORES = 8
 
 
+def up_to_tensor_cores(channels: int) -> int:
+    """Round a number of channels up to what tensor cores take of half types.
+
+    >>> up_to_tensor_cores(21)
+    24
+    """
+    return -(-channels // CHANNELS_OF_TENSOR_CORES) * CHANNELS_OF_TENSOR_CORES
+
+
 @dataclass(frozen=True)
 class Convolution(Windowed):
     """Cross-correlation of x (n, cX, spatial...) with w (cY, cX / groups, window...).
@@ -291,7 +300,7 @@ class Convolution(Windowed):
         )  # fmt: skip
         if not is_apt or min(self.output_shape) < 1:
             return None
-        channels = -(-columns * c_x // CHANNELS_OF_TENSOR_CORES) * CHANNELS_OF_TENSOR_CORES
+        channels = up_to_tensor_cores(columns * c_x)
         return replace(
             self,
             x_shape=(n, channels, *outer, self.output_shape[-1]),

@@ -10,16 +10,9 @@ from ooc_cudnn.network.passes.microbatch import WholeBatchError
 from ooc_cudnn.network.passes.row_tiling_remakes import bind_bases
 from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
-from ooc_cudnn.network.search.pass_pipeline import apply_passes, take_concatenations_apart
+from ooc_cudnn.network.search.pass_pipeline import take_concatenations_apart
 from ooc_cudnn.network.search.region_remakes import choose_remakes, large_tensors
-from ooc_cudnn.network.search.search_budget import REWRITTEN
-from ooc_cudnn.network.search.strategies.row_tiles import (
-    FAR_SLOWER,
-    MOST_BANDS,
-    SHARE_OF_BANDS,
-    bands_bytes,
-    without_inputs,
-)
+from ooc_cudnn.network.search.strategies.row_tiles import FAR_SLOWER, MOST_BANDS, BandedStep
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 
@@ -46,22 +39,19 @@ class RemadeRowTiles(Strategy):
         bands = 1
         while (bands := 2 * bands) <= MOST_BANDS:
             try:
-                rewritten = apply_passes(step, frozenset(), 1, bands, names)
+                cut = BandedStep.of(step, 1, bands, incumbent.budget, names)
             except WholeBatchError:
                 return
-            incumbent.budget.lower(REWRITTEN * len(rewritten.phases))
-            live_ranges = without_inputs(rewritten)
-            nbytes = bands_bytes(rewritten, live_ranges)
-            if nbytes is None:
+            if not cut.has_bands:
                 return
-            if nbytes <= SHARE_OF_BANDS * constraints.target.room_bytes:
+            if cut.fits(constraints):
                 break
         else:
             return
         spec = RewriteSpec(1, bands, apart=True, anew=tuple(sorted(names)))
         try:
             yield Candidate(
-                rewritten, live_ranges, constraints, "rows", spec, most_seconds=most_seconds
+                cut.step, cut.live_ranges, constraints, "rows", spec, most_seconds=most_seconds
             )
         except PlanInfeasibleError:
             return

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from typing import NamedTuple
+
 import numpy as np
 
 from ooc_cudnn.errors import PlanInfeasibleError
+from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.live_ranges import LiveRanges
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.lowering.lower import peak_live_bytes
@@ -15,7 +19,7 @@ from ooc_cudnn.network.search.candidate import Candidate
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 from ooc_cudnn.network.search.micro_batch_counts import has_room_for_shared
 from ooc_cudnn.network.search.pass_pipeline import apply_passes
-from ooc_cudnn.network.search.search_budget import REWRITTEN
+from ooc_cudnn.network.search.search_budget import REWRITTEN, SearchBudget
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
 #: Bands are as few as leave the rest of memory to whole maps and to what tasks need.
@@ -57,22 +61,19 @@ class RowTiles(Strategy):
                     split_into_microbatches(request.step, count)
                 ):
                     return
-                rewritten = apply_passes(request.step, frozenset(), count, bands)
+                cut = BandedStep.of(request.step, count, bands, incumbent.budget)
             except WholeBatchError:
                 return
-            incumbent.budget.lower(REWRITTEN * len(rewritten.phases))
-            live_ranges = without_inputs(rewritten)
-            nbytes = bands_bytes(rewritten, live_ranges)
-            if nbytes is None:
+            if not cut.has_bands:
                 return
-            if nbytes > SHARE_OF_BANDS * constraints.target.room_bytes:
+            if not cut.fits(constraints):
                 continue
             spec = RewriteSpec(count, bands)
             try:
                 best = incumbent.best
                 most_seconds = np.inf if best is None else FAR_SLOWER * best.plan.seconds
                 planned = yield Candidate(
-                    rewritten, live_ranges, constraints, "rows", spec, most_seconds=most_seconds
+                    cut.step, cut.live_ranges, constraints, "rows", spec, most_seconds=most_seconds
                 )
             except PlanInfeasibleError:
                 return  # a part of a call may take more than all of it: it adds to what is there
@@ -84,20 +85,57 @@ class RowTiles(Strategy):
                 return
 
 
-def bands_bytes(step: Step, live_ranges: LiveRanges) -> int | None:
-    """Return the most bytes of what bands have at once; None where nothing is in bands."""
-    of_bands = {
-        base: ranges
-        for base, ranges in live_ranges.items()
-        if step.tensors[base].origin.row_tile is not None
-    }
-    return peak_live_bytes(step, of_bands) if of_bands else None
+class BandedStep(NamedTuple):
+    """A step in bands of rows, with all on the device but inputs, whose rows come with each band.
 
+    Attributes
+    ----------
+    step : Step
+    live_ranges : mapping
+    of_bands : mapping
+        Those of tensors that exist for one band at a time.
+    """
 
-def without_inputs(step: Step) -> LiveRanges:
-    """Keep everything but inputs, whose rows come with each band."""
-    return {
-        base: ranges
-        for base, ranges in POLICIES["keep"].live_ranges_of(step).items()
-        if step.tensors[base].kind != "input"
-    }
+    step: Step
+    live_ranges: LiveRanges
+    of_bands: LiveRanges
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        micro_batches: int,
+        bands: int,
+        budget: SearchBudget,
+        anew: Set[str] | None = None,
+    ) -> BandedStep:
+        """Cut a step into so many bands, in which regions make for themselves what is `anew`.
+
+        Raises
+        ------
+        WholeBatchError
+            If it cannot go in so many micro-batches.
+        """
+        cut = apply_passes(step, frozenset(), micro_batches, bands, anew)
+        budget.lower(REWRITTEN * len(cut.phases))
+        live_ranges = {
+            base: ranges
+            for base, ranges in POLICIES["keep"].live_ranges_of(cut).items()
+            if cut.tensors[base].kind != "input"
+        }
+        of_bands = {
+            base: ranges
+            for base, ranges in live_ranges.items()
+            if cut.tensors[base].origin.row_tile is not None
+        }
+        return cls(cut, live_ranges, of_bands)
+
+    @property
+    def has_bands(self) -> bool:
+        """True if something exists for one band at a time."""
+        return bool(self.of_bands)
+
+    def fits(self, constraints: PlanConstraints) -> bool:
+        """Return True if bands leave the rest of memory to whole maps and to what tasks need."""
+        nbytes = peak_live_bytes(self.step, self.of_bands)
+        return nbytes <= SHARE_OF_BANDS * constraints.target.room_bytes
