@@ -46,17 +46,20 @@ def minimize(
     rows: Rows,
     low: np.ndarray[Any, Any],
     high: np.ndarray[Any, Any],
+    lower: np.ndarray[Any, Any],
     upper: np.ndarray[Any, Any],
     *,
     whole: bool,
     **options: float,
 ) -> Solution | None:
-    """Return where the costs of variables from 0 to `upper` are least; None where none was found.
+    """Return where the costs of variables are least within bounds; None where none was found.
 
     Parameters
     ----------
     low, high : array
         Between which each row lies; one of them is infinite, or both are the same.
+    lower, upper : array
+        Between which each variable lies.
     whole : bool
         Whether variables are whole numbers. Such a search may end at a limit with a solution, or
         without any; that of real numbers fails there.
@@ -83,7 +86,7 @@ def minimize(
                 costs,
                 constraints=optimize.LinearConstraint(matrix, low, high),
                 integrality=np.ones(len(costs)),
-                bounds=optimize.Bounds(0, upper),
+                bounds=optimize.Bounds(lower, upper),
                 options=options,
             )
         else:
@@ -95,7 +98,7 @@ def minimize(
                 b_ub=np.where(is_above, -low, high)[~equal],
                 A_eq=matrix[equal],
                 b_eq=low[equal],
-                bounds=np.column_stack([np.zeros(len(upper)), upper]),
+                bounds=np.column_stack([lower, upper]),
                 method=METHOD,
                 options=options,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
@@ -131,7 +132,11 @@ class LinearProgram:
         return sum(len(terms) for terms, _, _ in self.rows)
 
     def minimize_whole(
-        self, gap: float, most_nodes: int, most_seconds: float = np.inf
+        self,
+        gap: float,
+        most_nodes: int,
+        most_seconds: float = np.inf,
+        fixed: Mapping[int, float] = MappingProxyType({}),
     ) -> Solution | None:
         """Return whole values that cost least, within so many nodes; None where none were found.
 
@@ -142,6 +147,8 @@ class LinearProgram:
         ----------
         gap : float
             How far the objective may be from the bound, as a share.
+        fixed : mapping
+            Values that some variables have.
 
         Raises
         ------
@@ -151,9 +158,11 @@ class LinearProgram:
         limits = {"mip_rel_gap": gap, "node_limit": most_nodes}
         if most_seconds < np.inf:
             limits["time_limit"] = most_seconds
-        return self._minimize(whole=True, **limits)
+        return self._minimize(whole=True, fixed=fixed, **limits)
 
-    def _minimize(self, *, whole: bool, **options: float) -> Solution | None:
+    def _minimize(
+        self, *, whole: bool, fixed: Mapping[int, float] = MappingProxyType({}), **options: float
+    ) -> Solution | None:
         constraints = [each for each, _, _ in self.rows]
         rows = Rows(
             list(chain.from_iterable(each.values() for each in constraints)),
@@ -162,7 +171,10 @@ class LinearProgram:
         )
         low, high = (np.array([row[side] for row in self.rows]) for side in (1, 2))
         costs, upper = np.array(self.costs), np.array(self.upper)
-        return minimize(costs, rows, low, high, upper, whole=whole, **options)
+        lower = np.zeros(len(upper))
+        for variable, value in fixed.items():
+            lower[variable] = upper[variable] = value
+        return minimize(costs, rows, low, high, lower, upper, whole=whole, **options)
 
 
 def running(sums: Iterable[Terms]) -> Iterable[Sum]:

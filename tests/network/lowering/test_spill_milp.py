@@ -125,6 +125,26 @@ def test_no_other_stays_copy_less(monkeypatch, seed, share):
     assert 0 < judge.least() == judge.of(live_ranges)
 
 
+@pytest.mark.parametrize("share", [0.6, 0.45])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_large_program_is_relaxed_first(monkeypatch, seed, share):
+    """What relax-and-fix finds is legal, fits, and copies little more than the whole program's."""
+    monkeypatch.setattr(spill_milp, "SMALL", SMALL)
+    monkeypatch.setattr(spill_milp, "GAP", 0)
+    step = some_step(seed)
+    kept = keep(step)
+    room = int(share * live_bytes(step, kept).max())
+    pieces = np.full(len(step.phases), 64.0)
+    whole = minimize_copies(step, kept, pieces, room)
+    monkeypatch.setattr(spill_milp, "WHOLE_ENTRIES", 0)
+    relaxed = minimize_copies(step, kept, pieces, room)
+    check_live_ranges(step, {name: found for name, found in relaxed.items() if found})
+    assert relaxed != kept
+    assert (live_bytes(step, relaxed) + pieces <= room).all()
+    judge = Judge(step, pieces, room)
+    assert judge.of(whole) <= judge.of(relaxed) <= 1.2 * judge.of(whole)
+
+
 def test_where_all_fits_all_stays():
     step = some_step(0)
     kept = keep(step)
