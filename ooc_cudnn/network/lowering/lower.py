@@ -50,10 +50,10 @@ MANY_PIECES, MUCH_SLOWER, MATTERS = 64, 4.0, 1e-3
 #: A call that is cut takes as long to plan as so many more that are not.
 CUT = 4
 #: And what spills in a step, as so many times its phases.
-SPILLED = 5
+SPILLED = 1
 #: Offsets that are not found are as much work as planning such a share of all phases; and where
 #: buffers were moved up again and again.
-OFFSETS, OFFSETS_MOVED = 0.1, 1.0
+OFFSETS, OFFSETS_MOVED = 0.05, 0.6
 #: Of so many phases before a task it is known who used which memory. What was used longer ago is
 #: free for its first copies at once.
 LOOK_BACK = 128
@@ -126,7 +126,7 @@ def lower_step(
     if spill:
         count(SPILLED * len(step.phases))
         beside = _Lowering(name, step, live_ranges, constraints).working()
-        spilled = minimize_copies(step, live_ranges, beside, room)
+        spilled = minimize_copies(step, live_ranges, beside, int(share * room))
         live_ranges = {base: found for base, found in spilled.items() if found}
     while is_worth(step, live_ranges):
         worst, before = _overflow(step, live_ranges, share * room), live_ranges
@@ -318,7 +318,7 @@ class _Lowering:
         _TooLongError
             If a stream takes more than `most_seconds` for tasks alone.
         """
-        self._assign_offsets()
+        self._assign_offsets(find_all=find_all)
         items: list[Item] = []
         top = max((stop for _, stop in self.spans.values()), default=0)
         turn, pause = self.step.turn if self.step.pauses else None, None
@@ -366,16 +366,28 @@ class _Lowering:
         apart = self.step.results | self.step.host_inputs
         return LoweredProgram(assign_pinned_offsets(program, apart), self.live_ranges)
 
-    def _assign_offsets(self) -> None:
-        """Assign an offset to each live range, and note what is held where, and when."""
+    def _assign_offsets(self, *, find_all: bool) -> None:
+        """Assign an offset to each live range, and note what is held where, and when.
+
+        Raises
+        ------
+        _TooLittleError
+            Where they do not fit: with the fullest phase of all, or of each that reaches too far.
+        """
         buffers = _live_buffers(self.step, self.live_ranges)
         offsets, peak = assign_offsets(
             [*(buffer for _, _, buffer in buffers), *self.reserved], self.room
         )
         if peak > self.room:
-            fullest = int(live_bytes(self.step, self.live_ranges).argmax())
+            live = live_bytes(self.step, self.live_ranges)
             share = OFFSETS_MOVED if peak <= NEAR * self.room else OFFSETS
-            raise _TooLittleError(fullest, planned=int(share * len(self.step.phases)))
+            fullest = dict.fromkeys(
+                buffer.first + int(live[buffer.first : buffer.last + 1].argmax())
+                for (_, _, buffer), offset in zip(buffers, offsets, strict=False)
+                if offset + align(buffer.nbytes) > self.room
+            )
+            short = fullest if find_all and fullest else [int(live.argmax())]
+            raise _TooLittleError(*short, planned=int(share * len(self.step.phases)))
         for (base, index, buffer), offset in zip(buffers, offsets[: len(buffers)], strict=True):
             self.spans[base, index] = offset, offset + align(buffer.nbytes)
         held = sorted((*self.spans[base, index], *buffer[:2]) for base, index, buffer in buffers)
