@@ -11,6 +11,7 @@ the device. They were within a quarter of the plans of a U-Net of 8192 x 8192, a
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.passes.row_tiling import regions_of, whole_maps
 from ooc_cudnn.network.passes.row_tiling_regions import TilingRegions
-from ooc_cudnn.network.search.search_budget import REWRITTEN, SearchBudget
+from ooc_cudnn.network.search.search_budget import SearchBudget
 from perfmodel import MachineModel
 
 #: Memory holds no more than so many of a large tensor.
@@ -35,6 +36,8 @@ BESIDE = 0.25
 PROMISING = 4
 #: It is to save such a share of the seconds.
 WORTH_WHOLE = 0.01
+#: To price a choice, as a share of lowering the phases of all its regions.
+PRICED = 0.25
 
 
 def large_tensors(step: Step, constraints: PlanConstraints) -> frozenset[str]:
@@ -48,14 +51,20 @@ def large_tensors(step: Step, constraints: PlanConstraints) -> frozenset[str]:
 
 
 def choose_remakes(
-    step: Step, constraints: PlanConstraints, budget: SearchBudget
+    step: Step,
+    constraints: PlanConstraints,
+    budget: SearchBudget,
+    most_seconds: float = math.inf,
 ) -> tuple[frozenset[str], float]:
     """Choose what regions of a step make for themselves; with the seconds that it is to take.
 
-    Empty where memory holds several of each tensor.
+    Empty where memory holds several of each tensor. Where no choice comes to `most_seconds`, it is
+    not looked for.
     """
     price = _pricing(step, constraints, budget)
     best = price(large_tensors(step, constraints))
+    if best.seconds - sum(gain for gain in best.gains.values() if gain > 0) > most_seconds:
+        return best.names, best.seconds
     while promising := sorted(best.gains, key=best.gains.__getitem__)[-PROMISING:]:
         found = min((price(best.names - {name}) for name in promising), key=_Priced.order)
         if found.order() >= (best.excess, (1 - WORTH_WHOLE) * best.seconds):
@@ -97,7 +106,7 @@ def _pricing(
 
     def price(names: frozenset[str]) -> _Priced:
         regions = regions_of(step, whole, names)
-        budget.lower(REWRITTEN * len(regions.step.phases))
+        budget.lower(PRICED * len(regions.step.phases))
         computing = sum(map(seconds_of, regions.step.phases))
         begins = [start for start, _ in regions.intervals]
         back = out = held = 0.0

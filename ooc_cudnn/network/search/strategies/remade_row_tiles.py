@@ -31,9 +31,11 @@ class RemadeRowTiles(Strategy):
         """Propose one candidate, if it promises to be fast."""
         constraints = request.constraints
         step = take_concatenations_apart(request.step)
-        names, seconds = choose_remakes(bind_bases(step), constraints, incumbent.budget)
         best = incumbent.best
         most_seconds = np.inf if best is None else FAR_SLOWER * best.plan.seconds
+        names, seconds = choose_remakes(
+            bind_bases(step), constraints, incumbent.budget, most_seconds
+        )
         if not names or seconds > most_seconds:
             return
         bands = 1

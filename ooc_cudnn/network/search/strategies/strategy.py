@@ -43,7 +43,7 @@ class Strategy(ABC):
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
         """Return True where it applies and may help: by default if the incumbent waits."""
-        return incumbent.waits(WAITING)
+        return incumbent.is_slow(WAITING)
 
     @abstractmethod
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
