@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from typing import Any
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import Tensor
+from ooc_cudnn.network.ir.tensor import Tensor, extents, whole_region
 from ooc_cudnn.network.passes.merge_states import merge_states
 from ooc_cudnn.network.passes.remat_for_backward import (
     forward_only_maps,
@@ -81,7 +82,7 @@ def _tile_regions(tiling_regions: TilingRegions, bands: int) -> Step:
     phases: list[Phase] = []
     for start, stop in tiling_regions.intervals:
         part = step.phases[start:stop]
-        touched = {tiling_regions.places[n].base for phase in part for n in phase.binds.values()}
+        touched = tiling_regions.bases(n for phase in part for n in phase.binds.values())
         if not touched & tiling_regions.banded_tensors:
             phases += part
             continue
@@ -142,16 +143,16 @@ class _Band:
             if rows is None:
                 continue
             for operand in phase.call.operands:
-                name = phase.binds[operand]
-                if name in self.tiling_regions.banded_tensors and operand in phase.call.loaded:
+                base = self._base(phase.binds[operand])
+                if base in self.tiling_regions.banded_tensors and operand in phase.call.loaded:
                     region = self._region(phase, operand, rows)
                     if region is not None:
-                        self._need(name, region[ROW_AXIS])
+                        self._need(base, region[ROW_AXIS])
         return by_phase
 
     def _wanted(self, phase: Phase) -> Range | None:
         """The rows that a phase makes: those of banded results that are needed, else its share."""
-        results = [phase.binds[result] for result in phase.call.results]
+        results = [self._base(phase.binds[result]) for result in phase.call.results]
         banded = [name for name in results if name in self.tiling_regions.banded_tensors]
         wanted = [self.needed[name] for name in banded if name in self.needed]
         if len(banded) < len(results):
@@ -181,6 +182,30 @@ class _Band:
         low, high = self.needed.get(name, (first, last))
         self.needed[name] = (min(low, first), max(high, last))
 
+    def _base(self, name: str) -> str:
+        """The tensor in which another one lies."""
+        return self.tiling_regions.places[name].base
+
+    @staticmethod
+    def _held(region: Region, rows: Range) -> Region:
+        """A region, but for its rows."""
+        return (*region[:ROW_AXIS], rows, *region[ROW_AXIS + 1 :])
+
+    def _part(self, name: str) -> str:
+        """The name of the band's part of a tensor; of a view, a view of the band's part."""
+        part = _in_band(name, self.band)
+        if part not in self.tensors:
+            base, region = self.tiling_regions.places[name]
+            first, last = self.needed[base]
+            region = self._held(region, (0, last - first))
+            tensor, changes = self.tiling_regions.step.tensors[name], dict[str, Any]()
+            if base != name:
+                changes = {"of": self._part(base), "region": region}
+            self.tensors[part] = tensor.derived(
+                part, {"row_tile": self.band}, shape=extents(region), **changes
+            )
+        return part
+
     @staticmethod
     def _region(phase: Phase, operand: str, rows: Range) -> Region | None:
         call, first = phase.call, None
@@ -195,15 +220,11 @@ class _Band:
         call, held, binds = phase.call, list[tuple[str, Region]](), dict[str, str]()
         for operand, name in phase.binds.items():
             binds[operand] = name
-            if name in self.tiling_regions.banded_tensors:
+            base = self._base(name)
+            if base in self.tiling_regions.banded_tensors:
                 tensor = self.tiling_regions.step.tensors[name]
-                region = [(0, extent) for extent in tensor.shape]
-                region[ROW_AXIS] = self.needed[name]
-                held.append((operand, tuple(region)))
-                binds[operand] = part = _in_band(name, self.band)
-                if part not in self.tensors:
-                    shape = tuple(stop - start for start, stop in region)
-                    self.tensors[part] = tensor.derived(part, {"row_tile": self.band}, shape=shape)
+                held.append((operand, self._held(whole_region(tensor.shape), self.needed[base])))
+                binds[operand] = self._part(name)
         if takes_statistics(call):
             for kind in call.results:
                 binds[kind] = state = _in_band(phase.binds[kind], self.band)

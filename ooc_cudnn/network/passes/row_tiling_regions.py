@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from ooc_cudnn.network.ir.step import Phase, Step
-from ooc_cudnn.network.ir.tensor import GIVEN
+from ooc_cudnn.network.ir.tensor import GIVEN, channels_of, extents
 from ooc_cudnn.operations.core.call import TiledCall
 from ooc_cudnn.operations.core.row_axis import ROW_AXIS, height
 from ooc_cudnn.operations.elementwise.activation_bitmask import Bitwise
@@ -87,7 +87,7 @@ class TilingRegions:
             phase = self.step.phases[index]
             for operand, bound in phase.binds.items():
                 if self.places[bound].base == name and (
-                    bound != name
+                    not self._has_all_rows(bound)
                     or "h_y" not in phase.call.operands[operand].axes
                     or phase.call.row_axis != ROW_AXIS
                     or _is_packed(phase.call)
@@ -99,6 +99,19 @@ class TilingRegions:
                 ):
                     return False
         return height(self.step.tensors[name].shape) > 1
+
+    def _has_all_rows(self, name: str) -> bool:
+        """True if a tensor is no view, or one of some channels: a part of a concatenation."""
+        base, region = self.places[name]
+        shape = self.step.tensors[base].shape
+        return name == base or (
+            region == channels_of(shape, region[1])
+            and self.step.tensors[name].shape == extents(region)
+        )
+
+    def bases(self, names: Iterable[str]) -> set[str]:
+        """The tensors in which others lie."""
+        return {self.places[name].base for name in names}
 
     def _cut(self) -> Iterator[tuple[int, int]]:
         """Cut before each phase that cannot follow those of its region band by band."""
@@ -142,7 +155,8 @@ class TilingRegions:
     def _makes_again(self, phase: Phase) -> bool:
         """True if a phase makes again what is banded, and nothing that must end first."""
         return all(
-            self.step.tensors[n].origin.copy and n in self.banded_tensors for n in phase.writes
+            self.step.tensors[n].origin.copy and n in self.banded_tensors
+            for n in self.bases(phase.writes)
         )
 
     def _crossing(self) -> set[str]:
@@ -173,7 +187,7 @@ class _WholeTensorUses:
 
     def add(self, phase: Phase) -> None:
         """Let a phase be the last."""
-        self.written |= {self.of.places[n].base for n in phase.writes} - self.of.banded_tensors
+        self.written |= self.of.bases(phase.writes) - self.of.banded_tensors
         for operand, base in self._whole(phase):
             self.touched.add(base)
             if self._strays(phase, operand):
@@ -205,7 +219,10 @@ class _WholeTensorUses:
         shape = self.of.step.tensors[name].shape
         if "h_y" not in call.operands[operand].axes:
             return operand not in call.results  # sums: whoever adds to them, in whichever order
-        if self.of.banded_tensors.intersection(phase.writes) or self.of.places[name].base != name:
+        if (
+            self.of.banded_tensors & self.of.bases(phase.writes)
+            or self.of.places[name].base != name
+        ):
             return True
         last = call.extents.h_y - 1
         if len(shape) <= ROW_AXIS or height(shape) != last + 1:

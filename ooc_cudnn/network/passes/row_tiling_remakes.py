@@ -141,7 +141,8 @@ class _Remakes:
             if base not in made:
                 binds[operand] = name
                 continue
-            new_name = binds[operand] = made[base] + name[len(base) :]
+            new_name = made[base] if name == base else f"{name} in {made[base]}"
+            binds[operand] = new_name
             if new_name not in self.tensors:  # a view of what is made again
                 self.tensors[new_name] = self.before.tensors[name].derived(
                     new_name, {"copy": "rematerialized"}, of=made[base], region=place

@@ -19,16 +19,22 @@ from ooc_cudnn.network.search.region_remakes import choose_remakes, large_tensor
 from ooc_cudnn.network.search.search_budget import SearchBudget
 from ooc_cudnn.network.search.strategies.remade_row_tiles import RemadeRowTiles
 from tests.fuzz.rewrites import Rewritten
-from tests.support.network_steps import banded_plan, maps_of, plans_by
+from tests.support.network_steps import banded, banded_plan, maps_of, plans_by
 
 
-def unet(rows=48, width=6, pooling="max"):
-    """Two levels, with a batch norm behind each convolution."""
+def unet(rows=48, width=6, pooling="max", groups=1):
+    """Two levels, with a batch norm behind each convolution.
+
+    Of several groups, the convolution of what is joined is none of its parts alone.
+    """
     net = ooc_cudnn.Network(seed=3)
 
     def block(h, channels, name):
         for part in "ab":
-            h = net.convolution(h, channels, window=3, padding=1, name=f"{name}{part}")
+            in_groups = groups if (name, part) == ("third", "a") else 1
+            h = net.convolution(
+                h, channels, window=3, padding=1, groups=in_groups, name=f"{name}{part}"
+            )
             h = net.activation(net.batch_normalization(h, name=f"{name}{part}.norm"))
         return h
 
@@ -75,9 +81,21 @@ def test_a_unet_computes_the_same(bands, share):
     check(net, loss, net.training_step(loss, plan=plan))
 
 
-def test_no_tensor_of_the_upper_level_is_whole():
+@pytest.mark.parametrize("bands", [2, 5])
+def test_concatenations_are_made_in_bands(bands):
+    """Its parts are written to channels of a band's own: none is whole."""
+    net, loss = unet(groups=2)
+    found = banded(net, loss, 2**24, bands, anew=lambda name: True)
+    parts = [each for each in found.step.tensors.values() if each.of and "concat" in each.of]
+    assert parts
+    assert all(each.origin.row_tile is not None for each in parts)
+    check(net, loss, net.training_step(loss, plan=found.plan))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_no_tensor_of_the_upper_level_is_whole(groups):
     """Each region begins with the image, or with what the lower level made."""
-    net, loss = unet()
+    net, loss = unet(groups=groups)
     step = bind_bases(take_concatenations_apart(canonicalize(net.training_phases(loss), "best")))
     largest = 48 * 6 * 4 * 8
     names = frozenset(t.source for t in step.tensors.values() if t.nbytes >= largest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from ooc_cudnn.errors import PlanInfeasibleError
 from ooc_cudnn.network.lowering.summarize import RewriteSpec
@@ -14,6 +14,11 @@ from ooc_cudnn.network.search.pass_pipeline import take_concatenations_apart
 from ooc_cudnn.network.search.region_remakes import choose_remakes, large_tensors
 from ooc_cudnn.network.search.strategies.row_tiles import FAR_SLOWER, MOST_BANDS, BandedStep
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
+
+
+#: Of a plan that takes more than so many times its computing, the bands may be too large: twice as
+#: many are tried, which take as long again to plan.
+WAITING_MUCH = 1.5
 
 
 class RemadeRowTiles(Strategy):
@@ -28,11 +33,11 @@ class RemadeRowTiles(Strategy):
         )
 
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
-        """Propose one candidate, if it promises to be fast."""
+        """Propose candidates of more and more bands while they are faster, if they promise to be."""
         constraints = request.constraints
         step = take_concatenations_apart(request.step)
         best = incumbent.best
-        most_seconds = np.inf if best is None else FAR_SLOWER * best.plan.seconds
+        most_seconds = math.inf if best is None else FAR_SLOWER * best.plan.seconds
         names, seconds = choose_remakes(
             bind_bases(step), constraints, incumbent.budget, most_seconds
         )
@@ -46,14 +51,18 @@ class RemadeRowTiles(Strategy):
                 return
             if not cut.has_bands:
                 return
-            if cut.fits(constraints):
-                break
-        else:
-            return
-        spec = RewriteSpec(1, bands, apart=True, anew=tuple(sorted(names)))
-        try:
-            yield Candidate(
-                cut.step, cut.live_ranges, constraints, "rows", spec, most_seconds=most_seconds
-            )
-        except PlanInfeasibleError:
-            return
+            if not cut.fits(constraints):
+                continue
+            spec = RewriteSpec(1, bands, apart=True, anew=tuple(sorted(names)))
+            try:
+                planned = yield Candidate(
+                    cut.step, cut.live_ranges, constraints, "rows", spec, most_seconds=most_seconds
+                )
+            except PlanInfeasibleError:
+                return
+            if (
+                planned is None
+                or planned is not incumbent.best
+                or not incumbent.waits(WAITING_MUCH)
+            ):
+                return
