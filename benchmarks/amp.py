@@ -117,13 +117,15 @@ class Measuring:
         return float(self.asked.seconds - (time.perf_counter() - self.begin))
 
     def ways(self) -> dict[str, Way]:
-        """Those that are asked for; limits of the case itself where it has some."""
+        """Those that are asked for; limits of the case itself where it has some.
+
+        Such a case is beyond PyTorch, which is not tried unless it is asked for.
+        """
         own = {f"ours, {limit}": Way(share=limit) for limit in self.asked.limit or self.case.limits}
-        return {
-            name: way
-            for name, way in {**WAYS, **own}.items()
-            if not self.asked.way or name in ("eager", *self.asked.way, *own)
-        }
+        asked = self.asked.way or ([] if self.case.limits else [*WAYS])
+        if any(isinstance(WAYS[name].share, float) for name in asked):
+            asked = ["eager", *asked]  # shares are of what it takes
+        return {name: way for name, way in WAYS.items() if name in asked} | own
 
     def measure(self) -> None:
         """Prepare, time, compare."""

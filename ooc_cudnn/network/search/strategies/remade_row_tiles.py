@@ -15,7 +15,6 @@ from ooc_cudnn.network.search.region_remakes import choose_remakes, large_tensor
 from ooc_cudnn.network.search.strategies.row_tiles import FAR_SLOWER, MOST_BANDS, BandedStep
 from ooc_cudnn.network.search.strategies.strategy import PlanRequest, Strategy
 
-
 #: Of a plan that takes more than so many times its computing, the bands may be too large: twice as
 #: many are tried, which take as long again to plan.
 WAITING_MUCH = 1.5
@@ -33,7 +32,7 @@ class RemadeRowTiles(Strategy):
         )
 
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
-        """Propose candidates of more and more bands while they are faster, if they promise to be."""
+        """Propose candidates of more and more bands, if they promise to be fast."""
         constraints = request.constraints
         step = take_concatenations_apart(request.step)
         best = incumbent.best
