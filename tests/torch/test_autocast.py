@@ -225,6 +225,37 @@ def test_attention_to_halves_is_pytorchs():
 aten = torch.ops.aten
 
 
+def on_a_card(tensors, function, args):
+    """Run an operation on fake tensors under a card's autocast; what it makes, and what is cast."""
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with (
+            tensors,
+            enable_python_dispatcher(),
+            disable_autocast_cache(),
+            autocast.casts_of(function, args, {}, id) as casts,
+        ):
+            return function(*args), casts
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_of_a_cross_entropy_are_widened_on_a_card(dtype, smoothing):
+    """It has no kernel of CUDA's autocast, whose casts are within: PyTorch computed it whole."""
+    tensors = FakeTensorMode()
+    with tensors:
+        scores = torch.empty(2, 3, 4, 5, dtype=dtype, device="cuda")
+        labels = torch.empty(2, 4, 5, dtype=torch.int64, device="cuda")
+    function = aten.cross_entropy_loss.default
+    found, casts = on_a_card(tensors, function, (scores, labels, None, 1, -100, smoothing))
+    assert casts.function is function
+    assert casts.inputs == {id(scores): torch.float32}
+    assert found.dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("function", "others", "dtype"),
     [
@@ -249,18 +280,7 @@ def test_halves_on_a_card_are_cast_by_autocast(function, others, dtype):
     tensors = FakeTensorMode()
     with tensors:
         half = torch.empty(2, 3, 4, 5, dtype=torch.float16, device="cuda")
-    before = torch.is_autocast_enabled("cuda")
-    torch.set_autocast_enabled("cuda", True)
-    try:
-        with (
-            tensors,
-            enable_python_dispatcher(),
-            disable_autocast_cache(),
-            autocast.casts_of(function, (half, *others), {}, id) as casts,
-        ):
-            found = function(half, *others)
-    finally:
-        torch.set_autocast_enabled("cuda", before)
+    found, casts = on_a_card(tensors, function, (half, *others))
     assert (casts.function is function) == (function is not aten.linalg_norm.default)
     assert casts.inputs == ({} if dtype is None else {id(half): dtype})
     assert "upsample" not in str(function) or found.dtype == dtype

@@ -20,6 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 #: Behind the name of an operation that casts within itself: no rule is of that.
 AUTOCAST = "_under_autocast"
 _CASTS_ITSELF = frozenset({"aten::_to_copy", "aten::to.dtype", "aten::to.device", "aten::to.other"})
+#: What a CPU's autocast widens before, and CUDA's within: there log-probabilities are rounded to
+#: the dtype of the scores, and summed in float32. Here scores are widened on both.
+_WIDENED = frozenset({"aten::cross_entropy_loss"})
+HALVES = (torch.float16, torch.bfloat16)
 #: Kinds of devices that have a rule for each operation.
 KINDS = ("cpu", "cuda")
 
@@ -82,9 +86,14 @@ def casts_of(
     if kernels:
         yield casts
         return
+    leaves = pytree.tree_leaves((args, kwargs))
+    if _name(target) in _WIDENED:
+        halves = (each for each in leaves if getattr(each, "dtype", None) in HALVES)
+        casts.inputs |= {read(each): torch.float32 for each in halves}
+        yield casts
+        return
     with _as_eager_composes(target), _CastsWithin(target) as within:
         yield casts
-    leaves = pytree.tree_leaves((args, kwargs))
     given = {id(each): read(each) for each in leaves if isinstance(each, torch.Tensor)}
     if within.are_first and all(id(tensor) in given for tensor, _ in within.casts):
         # as of `interpolate`, which hands on to what has a kernel of autocast
