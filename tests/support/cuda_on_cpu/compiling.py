@@ -11,6 +11,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.support.sampling import EVERY
+
 HERE = Path(__file__).parent
 #: Misaligned accesses, indices outside of arrays of known size, overflow of signed integers trap.
 #: Local variables that are not set begin as nonsense.
@@ -19,7 +21,10 @@ CHECKS = (
     "-fsanitize-undefined-trap-on-error",
     "-ftrivial-auto-var-init=pattern",
 )
-OPTIONS = ("-O1", "-g1", "-fPIC", "-shared", "-w", "-ffp-contract=off", *CHECKS)
+#: A sample takes longer to compile than to run. Every case, or tests of the host device that run
+#: kernels, do not.
+LEVEL = "-O1" if EVERY or os.environ.get("OOC_TESTS_HOST_RUNS_KERNELS") else "-O0"
+OPTIONS = (LEVEL, "-g1", "-fPIC", "-shared", "-w", "-ffp-contract=off", *CHECKS)
 #: Without the C++ library, whose search and start-up code take a third of the time.
 LIBRARIES = ("-x", "none", "-nostdlib", "-lm", "-lc", "-lgcc")
 
