@@ -7,12 +7,15 @@ import sys
 import traceback
 from itertools import count
 
+from tests.support.sampling import EVERY
+
 KILLED, FAILED = 9, 1
 
 
 def killed_at_each_line(action, *files):
     """Fork a child for every line of `files` that `action` comes to, which dies there at once.
 
+    In `make test` none dies at a line that an earlier one has died at.
     Nothing is cleared up then: no `finally`, no buffer that is flushed. Yields the number of each
     line before the next child is forked; the last child comes through, and its number is -1.
 
@@ -36,16 +39,16 @@ def killed_at_each_line(action, *files):
 
 
 def _die_at(at, files, action):
-    visited = 0
+    visited = set()
 
     def trace(frame, event, argument):
-        nonlocal visited
         if not frame.f_code.co_filename.endswith(files):
             return None
         if event == "line":
-            if visited == at:
+            line = len(visited) if EVERY else (frame.f_code.co_filename, frame.f_lineno)
+            if line not in visited and len(visited) == at:
                 os._exit(KILLED)
-            visited += 1
+            visited.add(line)
         return trace
 
     try:
