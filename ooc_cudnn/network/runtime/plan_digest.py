@@ -15,6 +15,8 @@ import perfmodel
 
 #: What solves the planner's programs: another version may find another optimum.
 SOLVER = "scipy"
+#: Their text is that of `repr`.
+PLAIN = {str, int, float, bool}
 
 
 def digest_of(*values: object) -> str:
@@ -69,7 +71,13 @@ class _Text:
         self._known: dict[int, tuple[Any, str]] = {}  # with the value, so that its id stays its own
 
     def __call__(self, value: Any) -> str:
-        if value is None or isinstance(value, bool | str):
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if value is None or type(value) in PLAIN:
+            return repr(value)
+        if type(value) is tuple:  # most are, and whether one is a mapping takes long to say
+            return f"({','.join(map(self, value))})"
+        if isinstance(value, str):
             return repr(value)
         if isinstance(value, Integral):
             return repr(int(value))
@@ -86,8 +94,7 @@ class _Text:
         raise TypeError(f"{value!r} has no digest")
 
     def _dataclass(self, value: Any) -> str:
-        if id(value) not in self._known:
-            held = ",".join(self(getattr(value, each.name)) for each in fields(value))
-            digest = hashlib.sha256(f"{type(value).__qualname__}({held})".encode()).hexdigest()
-            self._known[id(value)] = value, digest
-        return self._known[id(value)][1]
+        held = ",".join(self(getattr(value, each.name)) for each in fields(value))
+        digest = hashlib.sha256(f"{type(value).__qualname__}({held})".encode()).hexdigest()
+        self._known[id(value)] = value, digest
+        return digest
