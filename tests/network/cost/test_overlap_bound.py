@@ -51,7 +51,7 @@ def test_what_is_there_is_not_copied():
 
 def test_of_a_streamed_map_a_band_moves_its_rows():
     """All of the map was counted for each band: plans of many bands were never made."""
-    net, loss = unet(512, axes=2)
+    net, loss = unet(512, levels=3, axes=2)
     with settings(machine="h200"):
         made = banded(net, loss, "4MiB", bands=16)
     assert "streamed" in made.plan.fate.values()
