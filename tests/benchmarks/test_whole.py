@@ -12,7 +12,6 @@ from benchmarks import card, whole
 from benchmarks.pages import whole as page
 from benchmarks.pages.blocks import NOT_MEASURED
 from benchmarks.whole_networks import Decoder
-from tests.support.sampling import EVERY
 
 pytestmark = pytest.mark.usefixtures("fewest_plans")
 
@@ -28,14 +27,21 @@ def run(case, folder):
     return record
 
 
-@pytest.mark.parametrize("case", whole.CASES if EVERY else ("decoder",))
-def test_a_case_is_measured_and_shown(case, tmp_path):
-    assert set(card.WHOLE) == set(page.CASES) == set(whole.CASES)
-    record = run(case, tmp_path)
+def check_table(record, case, folder):
     ways = [name for name in record["measurements"] if name.startswith(("ours", "PyTorch"))]
-    lines = page.table(case, tmp_path).splitlines()
+    lines = page.table(case, folder).splitlines()
     assert len(lines) == 2 + len(ways) > 3
     assert "limit" in "".join(lines)
+
+
+def test_every_case_is_shown():
+    assert set(card.WHOLE) == set(page.CASES) == set(whole.CASES)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", whole.CASES)
+def test_a_case_is_measured_and_shown(case, tmp_path):
+    check_table(run(case, tmp_path), case, tmp_path)
 
 
 def test_what_does_not_fit_is_a_row_that_says_so(tmp_path, monkeypatch):
@@ -51,6 +57,7 @@ def test_what_does_not_fit_is_a_row_that_says_so(tmp_path, monkeypatch):
 def test_seams_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     record = run("windows", tmp_path)
+    check_table(record, "windows", tmp_path)
     slices = page.drawn(tmp_path)
     assert slices == record["measurements"]["pictures"]
     assert len(page.figure_of(slices).axes) == len(slices) + 1
