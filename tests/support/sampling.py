@@ -37,6 +37,7 @@ ALIKE = {
     "test_a_tiny_case_runs_on_the_host_and_its_contents_are_right": (3,),
     "dask/test_drawn_calls.py::test_equal_to_one_call": (12,),
     "devices/cuda/test_added_gradients.py::test_under_every_split": (2,),
+    "examples/test_examples.py::test_the_loss_falls_on_a_fixed_batch": (2,),
     "functions/test_nonfinite.py::test_cuts_change_nothing": (
         11, "average_exclude_padding backward: 2d"
     ),

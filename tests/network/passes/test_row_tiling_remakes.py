@@ -130,7 +130,7 @@ def test_what_is_compared_is_not_made_again():
 
 def test_a_plan_is_read_back():
     net, loss = unet()
-    plan = banded_plan(net, loss, 2**24, 4, anew=level)
+    plan = banded_plan(net, loss, 2**24, 2, anew=level)
     assert plan.anew
     data = json.loads(json.dumps(plan.to_json()))
     again = NetworkPlan.from_json(data)
@@ -158,9 +158,9 @@ def test_what_is_chosen_costs_least_or_fits_the_host(host):
 
 
 def test_the_strategy_proposes_what_follows_its_plan():
-    net, loss = unet(rows=192, width=64)
+    net, loss = unet(rows=96, width=64)
     step = canonicalize(net.training_phases(loss), "best")
-    constraints = constraints_for("1500KiB", None, step, {})
+    constraints = constraints_for("750KiB", None, step, {})
     plans = plans_by(RemadeRowTiles(), step, constraints)
     assert plans
     assert plans[0].plan.bands > 1
