@@ -37,7 +37,7 @@ NNUNET      := nnunetv2==2.8.1 acvl-utils==0.2.6 batchgenerators==0.25.5 batchge
 	imagecodecs==2026.3.6 imageio==2.38.1 lazy-loader==0.6 narwhals==2.29.0 threadpoolctl==3.8.0 six nibabel msgpack cloudpickle \
 	httpx==0.28.1 httpcore==1.0.9 anyio==4.16.0
 
-.PHONY: help demo test drawn test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels clean distclean
+.PHONY: help demo test drawn test-all faults nightly gpu-test fuzz notebooks check format layout lint types docs figures kernels wheels clean distclean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -107,6 +107,17 @@ else
 	@echo "kernels: compiling for $$OOC_TESTS_ARCHITECTURES"
 	@$(BIN)/python -m pytest -q -n auto tests/devices/kernels/test_sources.py -k compiles_without_warnings
 endif
+
+# What is released, tried by each of some versions of Python where nothing else is installed.
+PYTHONS ?= $(PYTHON)
+wheels: $(VENV)/ready-dev ## wheel and sdist, checked and tried in clean environments: PYTHONS="python3.11 python3.12"
+	@rm -rf dist && $(PIP) build twine
+	@$(BIN)/python -m build --quiet --outdir dist . && $(BIN)/twine check --strict dist/*
+	@set -e; for python in $(PYTHONS); do \
+		at=$$(mktemp -d); $$python -m venv $$at; \
+		$$at/bin/python -m pip install --disable-pip-version-check --quiet dist/*.whl; \
+		(cd $$at && bin/python $(CURDIR)/tests/try_wheel.py); rm -rf $$at; \
+	done
 
 clean: ## remove what was built
 	@rm -rf build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,12 @@
 """What is installed: every package, every kernel, every shipped machine profile."""
 
+import re
 import tomllib
 from pathlib import Path
+
+import pytest
+
+import ooc_cudnn
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -34,3 +39,36 @@ def test_every_data_file_of_the_tree_is_installed():
         if file.is_file() and file.suffix not in {".py", ".pyc", ".md"}
     }
     assert in_tree == installed
+
+
+def test_what_is_cited_is_this_version_and_four_papers():
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0"
+    assert (cited["title"], cited["license"]) == ("ooc_cudnn", "MIT")
+    assert cited["version"] == ooc_cudnn.__version__
+    years = [paper["year"] for paper in cited["references"]]
+    assert years == [2017, 2016, 2024, 2016]
+    assert all(paper["title"] and paper["authors"] for paper in cited["references"])
+
+
+def test_the_versions_of_python_that_are_named_are_those_that_are_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [c.rsplit(" ", 1)[1] for c in project["classifiers"] if "Python :: 3." in c]
+    assert project["requires-python"] == f">={named[0]}"
+    assert named == sorted(named)
+    assert project["version"] == ooc_cudnn.__version__
+
+
+def test_public_ci_makes_what_ci_does_on_the_versions_that_are_named():
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / ".github/workflows/ci.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    targets = jobs["make"]["strategy"]["matrix"]["target"]
+    assert f"for target in {' '.join(targets)};" in (ROOT / ".ci/run").read_text()
+    (wheels,) = (step["run"] for step in jobs["wheels"]["steps"] if "run" in step)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert re.findall(r"python(3\.\d+)", wheels) == named
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\n{target}:" in makefile for target in (*targets, wheels.split()[1]))
