@@ -1,7 +1,7 @@
 """Judge a sample of tests by mutants: what all cases find, the sample should find.
 
-    python -m tests.support.mutants \\
-        --code "ooc_cudnn/torch/lowering/rules/*.py" tests/torch/test_modules.py
+    python -m tests.support.mutants tests/torch/test_modules.py \\
+        --code "ooc_cudnn/torch/lowering/rules/*.py"
 
 A mutant is one function of the code with one small edit: a comparison, an off by one, a dropped
 condition. It runs in a fork of a process that has collected the tests: first the cases of

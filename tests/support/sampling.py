@@ -38,6 +38,9 @@ ALIKE = {
     "dask/test_drawn_calls.py::test_equal_to_one_call": (12,),
     "devices/cuda/test_added_gradients.py::test_under_every_split": (2,),
     "examples/test_examples.py::test_the_loss_falls_on_a_fixed_batch": (2,),
+    "functions/test_in_place.py::test_whichever_axis_is_cut": (
+        37, "dilated-fused backward-channels_last"
+    ),
     "functions/test_nonfinite.py::test_cuts_change_nothing": (
         11, "average_exclude_padding backward: 2d"
     ),
