@@ -59,7 +59,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError as error:
         raise TypeError(
-            "dtype bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
+            "dtype bfloat16 needs the package ml_dtypes: pip install 'ooc_cudnn[bfloat16]'"
         ) from error
     return np.dtype(ml_dtypes.bfloat16)
 
