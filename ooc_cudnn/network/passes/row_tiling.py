@@ -143,7 +143,7 @@ class _Band:
             if rows is None:
                 continue
             for operand in phase.call.operands:
-                base = self._base(phase.binds[operand])
+                base = self.tiling_regions.step.base(phase.binds[operand])
                 if base in self.tiling_regions.banded_tensors and operand in phase.call.loaded:
                     region = self._region(phase, operand, rows)
                     if region is not None:
@@ -152,7 +152,9 @@ class _Band:
 
     def _wanted(self, phase: Phase) -> Range | None:
         """The rows that a phase makes: those of banded results that are needed, else its share."""
-        results = [self._base(phase.binds[result]) for result in phase.call.results]
+        results = [
+            self.tiling_regions.step.base(phase.binds[result]) for result in phase.call.results
+        ]
         banded = [name for name in results if name in self.tiling_regions.banded_tensors]
         wanted = [self.needed[name] for name in banded if name in self.needed]
         if len(banded) < len(results):
@@ -181,10 +183,6 @@ class _Band:
             last = first + 1
         low, high = self.needed.get(name, (first, last))
         self.needed[name] = (min(low, first), max(high, last))
-
-    def _base(self, name: str) -> str:
-        """The tensor in which another one lies."""
-        return self.tiling_regions.places[name].base
 
     @staticmethod
     def _held(region: Region, rows: Range) -> Region:
@@ -220,7 +218,7 @@ class _Band:
         call, held, binds = phase.call, list[tuple[str, Region]](), dict[str, str]()
         for operand, name in phase.binds.items():
             binds[operand] = name
-            base = self._base(name)
+            base = self.tiling_regions.step.base(name)
             if base in self.tiling_regions.banded_tensors:
                 tensor = self.tiling_regions.step.tensors[name]
                 held.append((operand, self._held(whole_region(tensor.shape), self.needed[base])))

@@ -91,8 +91,8 @@ def _wanted(tiling_regions: TilingRegions) -> Iterator[_Copy]:
     step = tiling_regions.step
     for start, stop in tiling_regions.intervals:
         part = step.phases[start:stop]
-        bases = {tiling_regions.places[n].base for phase in part for n in phase.binds.values()}
-        written = {tiling_regions.places[n].base for phase in part for n in phase.writes}
+        bases = tiling_regions.bases(n for phase in part for n in phase.binds.values())
+        written = tiling_regions.bases(n for phase in part for n in phase.writes)
         if not bases & tiling_regions.banded_tensors:
             continue
         for name in sorted(bases - tiling_regions.banded_tensors - written):

@@ -51,7 +51,7 @@ class TilingRegions:
         self.step = step
         self.uses = step.uses
         self.places = {name: step.place(name) for name in step.tensors}
-        results = {self.places[n].base for n in (*step.outputs, *step.gradients.values())}
+        results = self.bases((*step.outputs, *step.gradients.values()))
         self._again = frozenset(again)
         self.banded_tensors = {
             name
@@ -111,7 +111,7 @@ class TilingRegions:
 
     def bases(self, names: Iterable[str]) -> set[str]:
         """The tensors in which others lie."""
-        return {self.places[name].base for name in names}
+        return set(map(self.step.base, names))
 
     def _cut(self) -> Iterator[tuple[int, int]]:
         """Cut before each phase that cannot follow those of its region band by band."""

@@ -23,7 +23,7 @@ _CASTS_ITSELF = frozenset({"aten::_to_copy", "aten::to.dtype", "aten::to.device"
 #: What a CPU's autocast widens before, and CUDA's within: there log-probabilities are rounded to
 #: the dtype of the scores, and summed in float32. Here scores are widened on both.
 _WIDENED = frozenset({"aten::cross_entropy_loss"})
-HALVES = (torch.float16, torch.bfloat16)
+_HALVES = (torch.float16, torch.bfloat16)
 #: Kinds of devices that have a rule for each operation.
 KINDS = ("cpu", "cuda")
 
@@ -88,7 +88,7 @@ def casts_of(
         return
     leaves = pytree.tree_leaves((args, kwargs))
     if _name(target) in _WIDENED:
-        halves = (each for each in leaves if getattr(each, "dtype", None) in HALVES)
+        halves = (each for each in leaves if getattr(each, "dtype", None) in _HALVES)
         casts.inputs |= {read(each): torch.float32 for each in halves}
         yield casts
         return

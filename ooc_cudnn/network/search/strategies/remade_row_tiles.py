@@ -24,7 +24,7 @@ class RemadeRowTiles(Strategy):
     """Strategy of row tiling in which regions make large tensors for themselves, in few bands."""
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
-        """Return True if the incumbent waits for tensors of which memory holds few."""
+        """Return True if the incumbent is slow, and memory holds few of some tensors."""
         return (
             super().is_worth_trying(request, incumbent)
             and request.is_whole_batch

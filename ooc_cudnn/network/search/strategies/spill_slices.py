@@ -37,8 +37,9 @@ LIVING = (1.25, 1.5, 2.0, 3.0, 4.0)
 SHARES_HELD = (1.0, 0.8)
 #: How often live ranges are tried, with fewer tensors on the device each time.
 MOST_TRIES = 100
-#: An incumbent that takes so many times its computing is compared: the search takes long.
-WAITING_MOSTLY = 2.0
+#: An incumbent that takes so many times the unlimited compute time is compared: the search takes
+#: long.
+VERY_SLOW = 2.0
 
 
 class SpillSlices(Strategy):
@@ -48,8 +49,8 @@ class SpillSlices(Strategy):
     """
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
-        """Return True if the incumbent mostly waits, and slices would be smaller than the batch."""
-        return request.is_whole_batch and incumbent.is_slow(WAITING_MOSTLY) and _wanted(request) > 1
+        """Return True if the incumbent is very slow, and slices would be smaller than the batch."""
+        return request.is_whole_batch and incumbent.is_slow(VERY_SLOW) and _wanted(request) > 1
 
     def candidates(self, request: PlanRequest, incumbent: Incumbent) -> Candidates[None]:
         """Propose a candidate for each share held, if the search finds what to rematerialize."""

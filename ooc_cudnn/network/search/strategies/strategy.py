@@ -9,7 +9,8 @@ from ooc_cudnn.network.ir.constraints import PlanConstraints
 from ooc_cudnn.network.ir.step import Step
 from ooc_cudnn.network.search.incumbent import Candidates, Incumbent
 
-#: An incumbent that takes so many times its computing waits for the link: strategies are tried.
+#: An incumbent that takes so many times the unlimited compute time waits, or recomputes: strategies
+#: are tried.
 WAITING = 1.25
 
 
@@ -42,7 +43,7 @@ class Strategy(ABC):
     """Proposes candidates that may be faster than the incumbent."""
 
     def is_worth_trying(self, request: PlanRequest, incumbent: Incumbent) -> bool:
-        """Return True where it applies and may help: by default if the incumbent waits."""
+        """Return True where it applies and may help: by default if the incumbent is slow."""
         return incumbent.is_slow(WAITING)
 
     @abstractmethod
