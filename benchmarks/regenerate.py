@@ -1,7 +1,8 @@
 """Make every table and picture of README.md and docs from what is stored: ``make figures``.
 
 With `--check` nothing is changed: 1 if anything is out of date, or if a sentence quotes a figure
-that no record has. Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
+that no record has. With `--older` it only names the records that are older than what they are of.
+Nothing is measured or simulated: that is what ``python -m benchmarks.card``,
 `host_split`, `model_accuracy`, `planning`, `planning_networks`, `planning_models`, `trades`,
 `network_steps` and `cluster_scaling` do.
 """
@@ -62,7 +63,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run all; 1 if one of them failed, or is out of date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    check = parser.parse_args(argv).check
+    parser.add_argument(
+        "--older", action="store_true", help="only name records of what has changed since"
+    )
+    options = parser.parse_args(argv)
+    if options.older:
+        print(trials.older_table())
+        return 0
+    check = options.check
     failed = [name for name, generate in GENERATORS.items() if generate(check=check)]
     if failed:
         print(f"out of date, or failed: {', '.join(failed)}", file=sys.stderr)

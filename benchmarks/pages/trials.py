@@ -76,38 +76,43 @@ def trials_table(folder: Path = script.RESULTS) -> str:
     return markdown(("what was tried", "on", "how much", "wrong"), _rows(folder), align="llr")
 
 
-def records_table(folder: Path = script.RESULTS) -> str:
-    """Every stored record: machine, day, commit, how far the library's own seconds drifted.
-
-    And what it is of that has changed since: the first of it, in the order of the record.
-    """
+def _stored(folder: Path) -> dict[str, Record]:
+    """Every record that says where it was measured, by its file below the folder."""
     found = {
         path.relative_to(folder).with_suffix("").as_posix(): json.loads(path.read_text("utf-8"))
         for path in sorted(folder.rglob("*.json"))
     }
-    now = sources.digests({file for record in found.values() for file in record.get("files", ())})
+    return {name: record for name, record in found.items() if "environment" in record}
+
+
+def records_table(folder: Path = script.RESULTS) -> str:
+    """Every stored record: machine, day, commit, how far the library's own seconds drifted."""
     rows = []
-    for name, record in found.items():
-        where = record.get("environment")
-        if where is not None:
-            gpu, commit = where.get("gpu"), where["commit"]
-            machine = gpu["name"] if gpu else f"host, {where['cores']} cores"
-            changed = " with changes" if commit.endswith("-dirty") else ""
-            drift = f"{record['drift'] - 1:+.1%}" if "drift" in record else NOTHING
-            day, version = where["date"][:10], f"`{commit[:7]}`{changed}"
-            rows.append((f"`{name}`", machine, day, version, drift, _later(name, record, now)))
-    head = ("record", "machine", "date", "commit", "drift", "measured before a later change of")
-    return markdown(head, rows, align="llllrl")
+    for name, record in _stored(folder).items():
+        where = record["environment"]
+        gpu, commit = where.get("gpu"), where["commit"]
+        machine = gpu["name"] if gpu else f"host, {where['cores']} cores"
+        changed = " with changes" if commit.endswith("-dirty") else ""
+        drift = f"{record['drift'] - 1:+.1%}" if "drift" in record else NOTHING
+        closed = "[closed](closed-studies.md)" if sources.is_closed(name) else ""
+        row = (f"`{name}`", machine, where["date"][:10], f"`{commit[:7]}`{changed}", drift, closed)
+        rows.append(row)
+    return markdown(("record", "machine", "date", "commit", "drift", "study"), rows, align="llllrl")
 
 
-def _later(name: str, record: Record, now: Mapping[str, str | None]) -> str:
-    """What a record is of that has changed since; or that nobody measures it any more."""
-    if sources.is_closed(name):
-        return "[closed](closed-studies.md)"
-    if "files" not in record:
-        return "says no files"
-    older = sources.changed_sources(record["files"], now=now)
-    return f"`{older[0]}`{' and others' if len(older) > 1 else ''}" if older else ""
+def older_table(folder: Path = script.RESULTS) -> str:
+    """The records of which something has changed since they were measured, and what that is.
+
+    Not on a page: each change of a source would change it.
+    """
+    found = {name: r for name, r in _stored(folder).items() if not sources.is_closed(name)}
+    now = sources.digests({file for record in found.values() for file in record.get("files", ())})
+    rows = [
+        (name, record["environment"]["date"][:10], ", ".join(changed))
+        for name, record in found.items()
+        if (changed := sources.changed_sources(record.get("files", {}), now=now))
+    ]
+    return markdown(("record", "date", "changed since"), rows, align="lll")
 
 
 BLOCKS = (
