@@ -31,8 +31,9 @@ def test_the_first_example_is_a_model_of_pytorch_under_a_limit_in_eight_lines():
     with ooc_cudnn.settings(device="host", machine="host"):
         variables = run(TORCH)
     model = variables["model"]
-    # all that backward reads, kept, would not fit
-    assert model.forward.plan.device_bytes <= 8 * 2**20 < 16 * 64 * 64 * 64 * 4
+    assert model.forward.plan.device_bytes <= 8 * 2**20
+    (kept,) = re.findall(r"all kept +([\d.]+) MiB", str(model.forward.plan))
+    assert f"this step takes {float(kept):.0f} MiB" in TORCH
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
