@@ -11,7 +11,13 @@ project = "ooc_cudnn"
 author = "the ooc_cudnn authors"
 release = version = ooc_cudnn.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "links", "command_help"]
+extensions = [
+    "sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "sphinx_copybutton", "links",
+    "command_help",
+]  # fmt: skip
+# What the button copies runs as it is: no prompts, and no results.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 
@@ -36,7 +42,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:(class|obj|exc)", ".*")]
 
 html_theme = "furo"
-html_title = "ooc_cudnn"
+html_title = f"ooc_cudnn {release}"
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#3d6b00", "color-brand-content": "#3d6b00"},
     "dark_css_variables": {"color-brand-primary": "#9bd34a", "color-brand-content": "#9bd34a"},

@@ -67,8 +67,24 @@ def test_public_ci_makes_what_ci_does_on_the_versions_that_are_named():
     targets = jobs["make"]["strategy"]["matrix"]["target"]
     assert f"for target in {' '.join(targets)};" in (ROOT / ".ci/run").read_text()
     (wheels,) = (step["run"] for step in jobs["wheels"]["steps"] if "run" in step)
+    (docs, _) = (step["run"] for step in jobs["docs"]["steps"] if "run" in step)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
     assert re.findall(r"python(3\.\d+)", wheels) == named
     makefile = (ROOT / "Makefile").read_text()
-    assert all(f"\n{target}:" in makefile for target in (*targets, wheels.split()[1]))
+    assert all(
+        f"\n{target}:" in makefile
+        for target in (*targets, *(run.split()[1] for run in (wheels, docs)))
+    )
+
+
+def test_the_recipe_of_conda_says_what_the_project_says():
+    yaml = pytest.importorskip("yaml")
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert recipe["package"] == {"name": project["name"], "version": project["version"]}
+    needed = {name.replace(" ", "") for name in recipe["requirements"]["run"]}
+    assert needed == {*project["dependencies"], f"python{project['requires-python']}"}
+    (command,) = recipe["build"]["python"]["entry_points"]
+    assert dict([command.split(" = ")]) == project["scripts"]
+    assert (ROOT / recipe["about"]["license_file"]).exists()
