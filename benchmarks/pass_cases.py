@@ -26,6 +26,8 @@ from ooc_cudnn.operations.elementwise.cast_scale import CastScale
 from ooc_cudnn.operations.elementwise.dropout import Dropout
 from ooc_cudnn.operations.elementwise.gradient_reductions import GradientSums
 from ooc_cudnn.operations.losses.launches import (
+    ClassSums,
+    ClassSumsBackward,
     CrossEntropy,
     CrossEntropyBackward,
     ElementLoss,
@@ -291,6 +293,19 @@ def softmaxes(at: Maker) -> Iterator[Case]:
         "losses", "gradient of cross entropy",
         CrossEntropyBackward(shape, dtype, "uint8", 0.0, IGNORED, 1.0),
         {"x": x, "labels": labels, "weights": None, "total": None, "dy": dy}, dx=y,
+    )  # fmt: skip
+    labels = Laid((n, 1, *spatial), fill=f"below {c}", dtype="uint8")
+    yield at.case(
+        "losses", "class sums", ClassSums(shape, dtype, "uint8"),
+        {"x": x, "labels": labels}, sums=Laid((n, spatial[0], 3 * c), dtype=DOUBLE),
+    )  # fmt: skip
+    yield at.case(
+        "losses", "gradient of class sums", ClassSumsBackward(shape, dtype, "uint8"),
+        {
+            "x": x, "labels": labels,
+            "dy": Laid((n, 3 * c), fill="random", dtype=ACCUMULATOR[dtype]),
+        },
+        dx=y,
     )  # fmt: skip
     yield at.case(
         "losses", "squared error", ElementLoss(shape, dtype, "squared"),

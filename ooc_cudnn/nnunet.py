@@ -254,14 +254,16 @@ class DiceAndCrossEntropy(torch.nn.Module):
 
     def dice(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the negative mean of the soft Dice of all classes but the background."""
-        axes = tuple(range(2, scores.ndim))
-        shares = scores.softmax(1)[:, self.first :]
-        classes = torch.arange(self.first, scores.shape[1], device=labels.device)
-        is_of = (labels[:, None] == classes.view(1, -1, *(1 for _ in axes))).float()
-        predicted = shares
+        axes, shares = tuple(range(2, scores.ndim)), scores.softmax(1)
+        labels, counted = labels[:, None], None
         if self.ignored is not None:
-            predicted = shares * (labels[:, None] != self.ignored)
-        sums = [each.sum(axes, dtype=torch.float32) for each in (shares * is_of, predicted, is_of)]
+            counted = labels != self.ignored
+            labels = torch.where(counted, labels, 0)
+        is_of = torch.zeros_like(shares).scatter_(1, labels, 1)
+        shares, is_of = shares[:, self.first :], is_of[:, self.first :]
+        if counted is not None:
+            shares, is_of = shares * counted, is_of * counted
+        sums = [each.sum(axes, dtype=torch.float32) for each in (shares * is_of, shares, is_of)]
         both, found, there = [each.sum(0) for each in sums] if self.of_batch else sums
         return -((2 * both + self.smooth) / (there + found + self.smooth).clamp_min(1e-8)).mean()
 

@@ -57,8 +57,9 @@ def with_loss(
     loss : callable
         Takes the model's output and a target, or as many as it has parameters without a default
         (``torch.nn.GaussianNLLLoss`` takes a target and variances). What it returns is what the
-        module returns. Cross entropies and ``torch.nn.MSELoss`` are computed by the library,
-        others by PyTorch.
+        module returns. Cross entropies, ``torch.nn.MSELoss`` and the sums of soft Dice losses are
+        computed by the library, others by PyTorch. Labels may be moved and cast before
+        (``labels[:, 0].long()``).
     memory_limit : int, float or str, optional
         As for `limit`.
 

@@ -11,11 +11,14 @@ from ooc_cudnn.operations.elementwise.reshape import Reshape
 from ooc_cudnn.operations.losses.launches import (
     SIGMOID,
     SQUARED,
+    ClassSums,
+    ClassSumsBackward,
     CrossEntropy,
     CrossEntropyBackward,
     ElementLoss,
     ElementLossBackward,
     LabelWeights,
+    RowTotals,
     Total,
 )
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -84,6 +87,48 @@ def test_cross_entropy(shape, dtype, layout):
     counted = LabelWeights(labels.array.shape, labels_dtype, shape[1], ignored, dtype)
     counts = run(kernels_losses, counted, (labels, given), losses)
     near(counts, counted.reference(*wide(labels, given)), "float64", 2.0 * sites)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 3, 1, 41, 37)], ids=str)
+def test_class_sums(shape, dtype, layout):
+    case = len(shape) + LAYOUTS.index(layout)
+    labels_dtype = ("int64", "int32", "uint8", "uint16")[case % 4]
+    x, labels, _ = labelled(shape, dtype, layout, labels_dtype, 0)
+    numbers = labels.array[:, np.newaxis]
+    labels = Operand(numbers.shape, labels_dtype, layout, data=numbers)
+    common = (shape, dtype, labels_dtype)
+    forward = ClassSums(*common)
+    made = run(kernels_losses, forward, (x, labels), Operand(forward.output_shape, "float64"))
+    sites = np.prod(shape[3:], dtype=int)
+    near(made, forward.reference(*wide(x), labels.array), dtype, 4.0 * sites)
+    totals = RowTotals(forward.output_shape, ACCUMULATOR[dtype])
+    sums = Operand(forward.output_shape, "float64", data=made)
+    made = run(kernels_losses, totals, (sums,), Operand(totals.output_shape, totals.dtype))
+    expected = totals.reference(sums.array)
+    assert_close(made, expected, totals.dtype, 4 * EPSILON[totals.dtype] * np.abs(expected))
+    backward = ClassSumsBackward(*common)
+    dy = Operand(backward.dy_shape, ACCUMULATOR[dtype], data=random(backward.dy_shape, 3))
+    dx = Operand(shape, dtype, layout)
+    made = run(kernels_losses, backward, (x, labels, dy), dx)
+    near(made, backward.reference(*wide(x), labels.array, *wide(dy)), dtype, 8.0)
+
+
+def test_class_sums_of_labels_that_are_no_class():
+    x = Operand((2, 3, 4), "float32", data=random((2, 3, 4), 1))
+    labels = Operand((2, 1, 4), "int64", data=np.array([[[3, 0, 1, 2]], [[0, 1, 2, 0]]]))
+    forward = ClassSums((2, 3, 4), "float32", "int64")
+    made = run(kernels_losses, forward, (x, labels), Operand(forward.output_shape, "float64"))
+    assert np.isnan(made[0, 0, 3:6]).all()
+    assert np.isfinite(made[0, 1:]).all()
+    assert np.isfinite(made[1]).all()
+    assert made[1, :, 6:].sum(axis=0).tolist() == [2, 1, 1]
+    backward = ClassSumsBackward((2, 3, 4), "float32", "int64")
+    dy, dx = Operand((2, 9), "float32", data=random((2, 9), 2)), Operand((2, 3, 4), "float32")
+    made = run(kernels_losses, backward, (x, labels, dy), dx)
+    assert np.isnan(made[0, :, 0]).all()
+    assert np.isfinite(made[0, :, 1:]).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

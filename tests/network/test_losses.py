@@ -86,6 +86,32 @@ def test_mean_squared_error_of_two_maps(shape, reduction):
     check_network(net, loss, lambda t: F.mse_loss(t["x"], torch.tanh(t["z"]), reduction=reduction))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_class_sums(shape):
+    net, x = network_on(shape)
+    labels = net.input("labels", (shape[0], 1, *shape[2:]), "int64")
+    y = net.softmax_class_sums(x, labels)
+    assert y.shape == (shape[0], 3 * shape[1])
+    numbers = np.random.default_rng(3).integers(0, shape[1], labels.shape)
+
+    def twin(t):
+        p = t["x"].softmax(1)
+        is_of = torch.zeros_like(p).scatter(1, t["labels"], 1)
+        sums = (p * is_of, p, is_of)
+        return torch.cat([each.flatten(2).sum(2) if each.ndim > 2 else each for each in sums], 1)
+
+    check_network(net, y, twin, inputs={"labels": numbers})
+
+
+def test_labels_of_class_sums_are_refused_where_they_are_none():
+    net, x = network_on((2, 3, 4, 4))
+    labels = net.input("labels", (2, 4, 4), "int64")
+    with pytest.raises(ValueError, match=r"must have shape \(2, 1, 4, 4\), but labels has"):
+        net.softmax_class_sums(x, labels)
+    with pytest.raises(TypeError, match="labels must be one of"):
+        net.softmax_class_sums(x, x)
+
+
 def test_losses_of_several_heads_add_up():
     net, x = network_on((4, 3, 2, 2))
     labels = net.input("labels", (4,), "int64")

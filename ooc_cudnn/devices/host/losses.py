@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,27 @@ from ooc_cudnn.devices.host import chunks as host_chunks
 from ooc_cudnn.devices.host.chunks import Array, Inputs, Runner
 from ooc_cudnn.memory.blocks import boxes
 from ooc_cudnn.operations.losses.launches import (
+    ClassSums,
+    ClassSumsBackward,
     CrossEntropy,
     CrossEntropyBackward,
     ElementLoss,
     ElementLossBackward,
     LabelWeights,
+    RowTotals,
     Total,
 )
 
-#: The axis along which the rows of the result and of each operand lie; None of vectors.
+#: The axis along which the rows of the result and of each operand lie; None of vectors. What has no
+#: such axis has images alone.
 ROW_AXES: dict[type, tuple[int | None, ...]] = {
     LabelWeights: (1, 1, None),
     CrossEntropy: (1, 2, 1, None),
     CrossEntropyBackward: (2, 2, 1, None, None, None),
     ElementLoss: (1, 2, 2, 2, 2),
     ElementLossBackward: (2, 2, 2, 2, 2, None),
+    ClassSums: (1, 2, 2),
+    ClassSumsBackward: (2, 2, 2, 2),
 }
 
 
@@ -37,7 +44,8 @@ def by_rows(operation: Any, inputs: Inputs, output: Array, workspace: Array) -> 
     for images, part in _boxes(n, rows, lead.size):
         operands = [_part(*each, images, part) for each in zip(inputs, axes, strict=True)]
         result = _part(output, of_result, images, part)
-        np.copyto(result, operation.reference(*operands), casting="unsafe")
+        piece = replace(operation, shape=operands[0].shape)
+        np.copyto(result, piece.reference(*operands), casting="unsafe")
 
 
 def _boxes(n: int, rows: int, size: int) -> Iterator[tuple[slice, slice]]:
@@ -59,9 +67,11 @@ def _part(array: Any, axis: int | None, images: slice, rows: slice) -> Any:
     return array[tuple(slices)]
 
 
-def total(operation: Total, inputs: Inputs, output: Array, workspace: Array) -> None:
-    """The sum of all values, in order."""
+def total(operation: Total | RowTotals, inputs: Inputs, output: Array, workspace: Array) -> None:
+    """Add up values, in order."""
     output[...] = operation.reference(*inputs)
 
 
-RUNNERS: dict[type, Runner] = {**dict.fromkeys(ROW_AXES, by_rows), Total: total}
+RUNNERS: dict[type, Runner] = {
+    **dict.fromkeys(ROW_AXES, by_rows), Total: total, RowTotals: total,
+}  # fmt: skip

@@ -15,11 +15,14 @@ from ooc_cudnn.devices.kernels.launch import Call, Launch, Runner, launch
 from ooc_cudnn.devices.kernels.launch_geometry import BLOCK_THREADS, grid_of
 from ooc_cudnn.devices.view import DeviceView
 from ooc_cudnn.operations.losses.launches import (
+    ClassSums,
+    ClassSumsBackward,
     CrossEntropy,
     CrossEntropyBackward,
     ElementLoss,
     ElementLossBackward,
     LabelWeights,
+    RowTotals,
     Total,
 )
 from ooc_cudnn.tensor import ACCUMULATOR
@@ -148,6 +151,46 @@ def element_loss(operation: ElementLoss | ElementLossBackward, call: Call) -> No
     launch(operation, (call.output, *operands, *vectors), plan, scalars, call.stream)
 
 
+def class_sums(operation: ClassSums | ClassSumsBackward, call: Call) -> None:
+    """Run `ClassSums` on (x, labels), or its gradient, which takes dy, too."""
+    shape = operation.shape
+    x = check("x", call.inputs[0], shape, operation.dtype)
+    labels = check("labels", call.inputs[1], operation.labels_shape, operation.labels_dtype)
+    views, results = [call.output, x, labels], list[DeviceView]()
+    if isinstance(operation, ClassSumsBackward):
+        results = [check("dx", call.output, shape, operation.dtype)]
+        dtype = ACCUMULATOR[operation.dtype]
+        views.append(check_packed("dy", call.inputs[2], operation.dy_shape, dtype))
+    else:
+        check_packed("the sums", call.output, operation.output_shape, "float64")
+
+    def plan() -> Launch | None:
+        sites = math.prod(shape[3:])
+        types, lanes = (CUDA_TYPES[x.dtype], CUDA_INTEGERS[labels.dtype]), 1
+        strides = [*map(_strides, (x, labels, *results))]
+        if not results:
+            threads = BLOCK_THREADS if sites > 1 else WARP
+            return _rows("class_sums", types, shape, threads, strides)
+        lanes = 1 if sites >= WARP else WARP
+        return _rows("class_sums_backward", (*types, lanes), shape, sites * lanes, strides)
+
+    launch(operation, tuple(views), plan, (), call.stream)
+
+
+def row_totals(operation: RowTotals, call: Call) -> None:
+    """Run `RowTotals` on (values,)."""
+    n, rows, columns = operation.shape
+    values = check_packed("the values", call.inputs[0], operation.shape, "float64")
+    result = check_packed("the totals", call.output, operation.output_shape, operation.dtype)
+
+    def plan() -> Launch | None:
+        struct = fill_struct("losses.cu", "RowTotals", images=n, rows=rows, columns=columns)
+        kernel = instance("row_totals", CUDA_TYPES[operation.dtype])
+        return Launch("losses.cu", kernel, grid_of(n * columns, BLOCK_THREADS), struct)
+
+    launch(operation, (result, values), plan, (), call.stream)
+
+
 def total(operation: Total, call: Call) -> None:
     """Run `Total` on (values, divisor)."""
     values = check_packed("the values", call.inputs[0], operation.shape, "float64")
@@ -168,5 +211,8 @@ RUNNERS: dict[type, Runner] = {
     CrossEntropyBackward: cross_entropy,
     ElementLoss: element_loss,
     ElementLossBackward: element_loss,
+    ClassSums: class_sums,
+    ClassSumsBackward: class_sums,
+    RowTotals: row_totals,
     Total: total,
 }

@@ -45,7 +45,7 @@ WHOLE: frozenset[str] = frozenset()
 SCALAR = Operand((1,), "float64", WHOLE)
 
 
-class _OfRows(OneShapeCall):
+class OfRows(OneShapeCall):
     """Rows of images, each for itself: channels are not cut, and rows lie along their first axis.
 
     So what is made of a row is the same, whatever the cut.
@@ -61,6 +61,11 @@ class _OfRows(OneShapeCall):
     def takes(self) -> Mapping[str, Operand | None]:
         """The operands of the launch, in its order; None for one that is absent."""
 
+    @property
+    def of_row(self) -> Shape:
+        """Extents of what is made of a row: none, of one number."""
+        return ()
+
     @abstractmethod
     def on_piece(self, shape: Shape, dtype: str) -> Any:
         """Operation that is launched on a piece of the data of that shape and type."""
@@ -70,7 +75,7 @@ class _OfRows(OneShapeCall):
         found = {name: operand for name, operand in self.takes.items() if operand is not None}
         if self.results == ("dx",):
             return {**found, "dx": found["x"]}
-        rows = (self.shape[0], height(self.shape))
+        rows = (self.shape[0], height(self.shape), *self.of_row)
         return {**found, "losses": Operand(rows, "float64", ROWS)}
 
     @property
@@ -86,7 +91,7 @@ class _OfRows(OneShapeCall):
         whole = tuple((0, extent) for extent in operand.shape)
         if not operand.axes:
             return whole
-        if name in ("losses", "labels"):
+        if name == "losses" or len(operand.shape) < len(self.shape):  # it has no channels
             return (piece.n, piece.h_y, *whole[2:])[: len(whole)]
         region = tensor_region(self.shape, piece.n, whole[1], piece.h_y)
         return tuple(
@@ -137,7 +142,7 @@ class _OfRows(OneShapeCall):
 
 
 @dataclass(frozen=True)
-class _OfLabels(_OfRows):
+class _OfLabels(OfRows):
     """A call with labels and, if `weighted`, weights; `shape` and `dtype` are the logits'."""
 
     shape: Shape
@@ -250,7 +255,7 @@ class CrossEntropyGradientCall(CrossEntropyCall):
 
 
 @dataclass(frozen=True)
-class ElementLossCall(_OfRows):
+class ElementLossCall(OfRows):
     """The sum of each row's losses, from x, a target of its shape, and weights if there are any.
 
     `mode` and the weights' shapes as `ElementLoss` has them; weights have the type of x.

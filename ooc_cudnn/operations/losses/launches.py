@@ -179,6 +179,94 @@ class CrossEntropyBackward(_CrossEntropy):
 
 
 @dataclass(frozen=True)
+class _ClassSums(OneShape):
+    """A launch on logits (n, classes, sites...) and labels (n, 1, sites...).
+
+    Of a site, p are its logits' softmax, and t is 1 for the class of its label, 0 for the others.
+    """
+
+    shape: Shape
+    dtype: str
+    labels_dtype: str
+
+    name = ""
+
+    @property
+    def labels_shape(self) -> Shape:
+        """The shape of the labels."""
+        n, _, *sites = self.shape
+        return (n, 1, *sites)
+
+    def over(self, count: int) -> Work:
+        """Count the reads and writes of the logits."""
+        problem = f"{self.name}; {self.shape[1]} channels"
+        return self.passes("/softmax", count, exponentials=2, problem=problem)
+
+    def of_sites(self, x: Array, labels: Array) -> tuple[Array, Array]:
+        """Return p, NaN where the label is no class, and t."""
+        x, labels = x.astype(np.float64), labels.astype(np.int64)
+        classes = np.arange(self.shape[1]).reshape(-1, *[1] * (x.ndim - 2))
+        power = np.exp(x - x.max(axis=1, keepdims=True))
+        is_class = (labels >= 0) & (labels < self.shape[1])
+        p = np.where(is_class, power / power.sum(axis=1, keepdims=True), np.nan)
+        return p, (labels == classes).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class ClassSums(_ClassSums):
+    """(n, rows, 3 * classes) float64 from (x, labels): each row's sums of p * t, of p and of t.
+
+    Each for all classes, one after the other: what a soft Dice loss is made of.
+    """
+
+    name = "softmax_class_sums"
+
+    @property
+    def output_shape(self) -> Shape:
+        n, classes = self.shape[:2]
+        return (n, height(self.shape), 3 * classes)
+
+    def work(self) -> Work:
+        """Two reads."""
+        return self.over(2)
+
+    def reference(self, x: Array, labels: Array) -> Array:
+        """Compute it plainly in float64."""
+        p, t = self.of_sites(x, labels)
+        n, rows = self.output_shape[:2]
+        sums = [each.reshape(n, p.shape[1], rows, -1).sum(axis=3) for each in (p * t, p, t)]
+        return np.concatenate(sums, axis=1).swapaxes(1, 2)
+
+
+@dataclass(frozen=True)
+class ClassSumsBackward(_ClassSums):
+    """dx from (x, labels, dy): ``p * (g - sum(p * g))`` over the classes, g = a * t + b.
+
+    a and b are of dy (n, 3 * classes) what belongs to the sums of p * t and of p; the sums of t
+    have no gradient. dy has the type of sums.
+    """
+
+    name = "softmax_class_sums_backward"
+
+    @property
+    def dy_shape(self) -> Shape:
+        """The shape of dy."""
+        return (self.shape[0], 3 * self.shape[1])
+
+    def work(self) -> Work:
+        """Three reads and a write."""
+        return self.over(4)
+
+    def reference(self, x: Array, labels: Array, dy: Array) -> Array:
+        """Compute it plainly in float64."""
+        p, t = self.of_sites(x, labels)
+        of_class = (len(dy), 3, self.shape[1], *[1] * (x.ndim - 2))
+        a, b, _ = np.moveaxis(dy.astype(np.float64).reshape(of_class), 1, 0)
+        g = a * t + b
+        return np.asarray(p * (g - (p * g).sum(axis=1, keepdims=True)))
+
+
+@dataclass(frozen=True)
 class _ElementLoss(OneShape):
     """A launch on x and a target of its shape; weights are broadcast, each extent x's or 1.
 
@@ -285,3 +373,26 @@ class Total:
         """Compute it plainly in float64."""
         total = np.ascontiguousarray(values).reshape(-1).sum()
         return np.atleast_1d(self.scale * total / (1.0 if divisor is None else divisor[0]))
+
+
+@dataclass(frozen=True)
+class RowTotals:
+    """(n, k) from (values,): the sums of values (n, rows, k) float64 over the rows, in order."""
+
+    shape: Shape
+    dtype: str
+
+    name = "row_totals"
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.shape[0], self.shape[2])
+
+    def work(self) -> Work:
+        """One read."""
+        count = math.prod(self.shape)
+        return pass_work("pointwise/float64/statistics", device_bytes=8.0 * count, elements=count)
+
+    def reference(self, values: Array) -> Array:
+        """Compute it plainly in float64."""
+        return np.asarray(values.sum(axis=1))

@@ -167,6 +167,18 @@ class Fallbacks:
         first = next((each for each in errors if each.why != FOLLOWS), None)
         return "" if first is None else f"{first.operation}: {first.why}"
 
+    def made_of_input(self, value: Value) -> list[Operation]:
+        """Operations that make integers of one input, and move and cast alone; none otherwise."""
+        operations = self._behind(value)
+        read = _read_by(operations)
+        is_taken = (
+            not (value.dtype.is_floating_point or value.dtype.is_complex)
+            and len(read) == 1
+            and read[0].kind == "input"
+            and all(each.name in MOVES | {"to", "_to_copy"} for each in operations)
+        )
+        return operations if is_taken else []
+
     def moves_alone(self, value: Value) -> bool:
         """True if all that is deferred for a value moves elements, and computes nothing."""
         return all(operation.name in MOVES for operation in self._behind(value))

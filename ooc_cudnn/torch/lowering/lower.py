@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
@@ -19,13 +19,15 @@ import torch
 from ooc_cudnn.network.ir.tensor import GIVEN, Tensor
 from ooc_cudnn.network.network import Network
 from ooc_cudnn.operations.normalization.cross_rank import Ranks
+from ooc_cudnn.torch.autograd.function import tensor_of
 from ooc_cudnn.torch.errors import UnsupportedOperationError
+from ooc_cudnn.torch.lowering.class_sums import find_class_sums, split_batch_sums
 from ooc_cudnn.torch.lowering.fallbacks import FOLLOWS, Fallbacks, draws
 from ooc_cudnn.torch.lowering.lowered_value import LoweredValue
 from ooc_cudnn.torch.lowering.normalized_by_hand import normalization
 from ooc_cudnn.torch.lowering.rearranged import FOLLOWED
 from ooc_cudnn.torch.lowering.unbatched import add_batch_axis
-from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, replace_values
+from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, replace_values, run_operation
 from ooc_cudnn.torch.tracing.image_axes import MOVES, PER_ELEMENT
 from ooc_cudnn.torch.tracing.mutations import Functional
 
@@ -181,7 +183,7 @@ def lower_graph(
         On an operation that there is no rule for, with the user's line, if `strict`; or if layers
         follow it.
     """
-    graph = add_batch_axis(graph)
+    graph = split_batch_sums(add_batch_axis(graph))
     made = GraphLowering(
         graph, differentiable, training=training, strict=strict, over_ranks=over_ranks
     )
@@ -215,6 +217,9 @@ class GraphLowering:
         self._held: dict[Value, LoweredValue] = {}
         self._given: dict[tuple[GivenInputs, str], Tensor] = {}
         self._module = ""
+        self.class_sums = find_class_sums(graph)
+        #: Nodes that several operations share, by what their rules know them by.
+        self.shared: dict[Hashable, Tensor] = {}
         #: What is being lowered.
         self.operation: Operation | None = None
         operations = graph.operations
@@ -502,12 +507,40 @@ class GraphLowering:
             return False
         channels, plain = _wanted(operation)
         for value in waiting:
+            if name in LOSSES and self.made_of_input(value) is not None:
+                continue
             axis = None if channels is None else channels % len(value.shape)
             held = self.fallbacks.make(value, axis, plain=plain, whole=plain)
             if held is None:
                 return False
             self.fallbacks.settle(value, held)
         return True
+
+    def made_of_input(self, value: Value) -> LoweredValue | None:
+        """Have PyTorch make integers of an input, moved or cast, before each call: labels.
+
+        Returns
+        -------
+        LoweredValue or None
+            What the network is given; None where a value is anything else.
+        """
+        operations = self.fallbacks.made_of_input(value)
+        if not operations:
+            return None
+        (source,) = {each for each in operations[0].reads if each.kind == "input"}
+
+        def make(given: Any) -> torch.Tensor:
+            found = {source: tensor_of(given)}
+            for operation in operations:
+                run_operation(operation, found)
+            return found[value]
+
+        made = self.made_before(
+            operations[-1].name, make, source, shape=value.shape, dtype=value.dtype
+        )
+        held = LoweredValue.of(self.given(made))
+        self.fallbacks.settle(value, held)
+        return held
 
     def _gathered_moves(self, operation: Operation, waiting: Collection[Value]) -> bool:
         """True if what was only moved is in the network now, for an operation that takes it."""

@@ -8,24 +8,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ooc_cudnn.network.graph.nodes.losses import SoftmaxCrossEntropy
+from ooc_cudnn.network.graph.nodes.losses import SoftmaxClassSums, SoftmaxCrossEntropy
 from ooc_cudnn.torch.lowering.lower import LoweredGraph
 from ooc_cudnn.torch.tracing.graph import Value
 
 
 class Classes(NamedTuple):
-    """Range of labels: 0 to `number` - 1, or `ignored`."""
+    """Range of labels: 0 to `number` - 1, or `ignored`, if there is such a label."""
 
     number: int
-    ignored: int
+    ignored: int | None
 
 
 def targets_of(lowered: LoweredGraph) -> tuple[tuple[Value, Classes], ...]:
     """The labels among what a network is given, and what each may be."""
     return tuple(
-        (lowered.inputs[node.labels.name].value, Classes(node.x.shape[1], node.ignore_index))
+        (
+            lowered.inputs[node.labels.name].value,
+            Classes(node.x.shape[1], getattr(node, "ignore_index", None)),
+        )
         for node in lowered.network.graph.nodes_before(lowered.outputs)
-        if isinstance(node, SoftmaxCrossEntropy) and node.labels.name in lowered.inputs
+        if isinstance(node, SoftmaxCrossEntropy | SoftmaxClassSums)
+        and node.labels.name in lowered.inputs
     )
 
 
@@ -59,10 +63,13 @@ def check_labels(labels: np.ndarray[Any, Any], classes: Classes) -> None:
     if not labels.size or (labels.min() >= 0 and labels.max() < classes.number):
         return  # most often, and no other array was made
     for part in labels if labels.ndim > 1 else (labels,):  # of a file, an image
-        wrong = ((part < 0) | (part >= classes.number)) & (part != classes.ignored)
+        wrong = (part < 0) | (part >= classes.number)
+        others = ""
+        if classes.ignored is not None:
+            wrong &= part != classes.ignored
+            others = f", or {classes.ignored} (ignore_index) for what does not count"
         if wrong.any():
             raise IndexError(
                 f"the target has a label {part[wrong][0]}, and the model {classes.number} classes: "
-                f"labels are 0 to {classes.number - 1}, or {classes.ignored} (ignore_index) for "
-                "what does not count"
+                f"labels are 0 to {classes.number - 1}{others}"
             )

@@ -8,8 +8,8 @@ from typing import Any
 from ooc_cudnn.torch.autograd.function import tensor_of
 from ooc_cudnn.torch.autograd.late_state import LateState
 from ooc_cudnn.torch.errors import UnsupportedModelError
-from ooc_cudnn.torch.runtime.input_independent import leave, run_before, run_operation
-from ooc_cudnn.torch.tracing.graph import Graph, Value
+from ooc_cudnn.torch.runtime.input_independent import leave, run_before
+from ooc_cudnn.torch.tracing.graph import Graph, Value, run_operation
 
 
 class EmptyModel:

@@ -12,7 +12,7 @@ import torch
 
 from ooc_cudnn.torch.autograd.function import tensor_of
 from ooc_cudnn.torch.runtime.casts import cast_together
-from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, Write, replace_values
+from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, Write, run_operation
 
 
 def run_before(
@@ -38,16 +38,6 @@ def run_before(
     for operation in operations if together is None else cast_together(operations, found, together):
         run_operation(operation, found)
     return found
-
-
-def run_operation(operation: Operation, found: dict[Value, Any]) -> None:
-    """Run one in PyTorch, under its autograd."""
-    args = replace_values(operation.args, found.__getitem__)
-    result = operation.function(*args, **replace_values(dict(operation.kwargs), found.__getitem__))
-    parts = result if isinstance(result, tuple | list) else (result,)
-    for value, part in zip(operation.results, parts, strict=False):
-        if value is not None:
-            found[value] = part
 
 
 def follows(write: Write, target: torch.Tensor) -> bool:

@@ -41,10 +41,10 @@ from ooc_cudnn.torch.lowering.plan_notes import notes
 from ooc_cudnn.torch.lowering.targets import check_targets, targets_of
 from ooc_cudnn.torch.options import Options
 from ooc_cudnn.torch.runtime.casts import part_bytes
-from ooc_cudnn.torch.runtime.input_independent import follows, leave, run_before, run_operation
+from ooc_cudnn.torch.runtime.input_independent import follows, leave, run_before
 from ooc_cudnn.torch.runtime.ranks import bucket_bytes, over_ranks, unwrap_ddp
 from ooc_cudnn.torch.tracing.autocast import without_autocast
-from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, Write
+from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value, Write, run_operation
 from ooc_cudnn.torch.tracing.overlaps import memory_of
 from ooc_cudnn.torch.tracing.scalar_inputs import Number
 from perfmodel.cached import cached_property
@@ -343,10 +343,10 @@ class ReadyModel:
 
     def _called(self, tensors: Sequence[Any], out: Any, late_state: LateState | None) -> list[Any]:
         known = self._known(tensors)
-        check_targets(self._targets, known)
         # DDP sends gradients while others are made: they come as they are final
         together = self._nodes_behind if self._pause_bytes is None else None
         values = run_before(self.graph, self.lowered.before, known, together=together)
+        check_targets(self._targets, values)
         outputs, changed, request = self._run(values, out)
         made, read = dict[Value, Any](), dict[str, list[torch.Tensor]]()
         with_history = set[Write]()

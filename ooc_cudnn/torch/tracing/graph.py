@@ -238,6 +238,16 @@ def values_in(tree: Any) -> list[Value]:
     return [value for each in tree for value in values_in(each)]
 
 
+def run_operation(operation: Operation, found: dict[Value, Any]) -> None:
+    """Run one in PyTorch, under its autograd."""
+    args = replace_values(operation.args, found.__getitem__)
+    result = operation.function(*args, **replace_values(dict(operation.kwargs), found.__getitem__))
+    parts = result if isinstance(result, tuple | list) else (result,)
+    for value, part in zip(operation.results, parts, strict=False):
+        if value is not None:
+            found[value] = part
+
+
 def replace_values(tree: Any, found: Callable[[Value], Any]) -> Any:
     """The same lists, tuples and dicts, with what is found for each value in its place."""
     if isinstance(tree, Value):

@@ -15,6 +15,11 @@ from ooc_cudnn.operations.losses.calls import (
     LabelWeightsCall,
     TotalCall,
 )
+from ooc_cudnn.operations.losses.class_sums import (
+    ClassSumsCall,
+    ClassSumsGradientCall,
+    RowTotalsCall,
+)
 from ooc_cudnn.operations.losses.launches import SIGMOID, SQUARED
 from ooc_cudnn.tensor import ACCUMULATOR, numpy_dtype
 from tests.support.forced import Forced, legal_splits
@@ -267,3 +272,25 @@ def test_patches_are_verified():
             value, size = call.expected(piece, read)[result]
             actual = made[tuple(slice(*part) for part in call.region(result, piece))]
             assert (np.abs(actual - value) <= 1e-6 * size).all()
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_class_sums_are_pytorchs_under_every_split(shape, dtype):
+    random = np.random.default_rng(9)
+    x = (3 * random.standard_normal(shape)).astype(numpy_dtype(dtype))
+    labels = random.integers(0, shape[1], (shape[0], 1, *shape[2:])).astype("uint8")
+    wide = torch.tensor(x.astype("f8"), requires_grad=True)
+    p = wide.softmax(1)
+    t = torch.zeros(shape, dtype=torch.float64).scatter(1, torch.tensor(labels.astype("i8")), 1)
+    expected = torch.cat([each.flatten(2).sum(2) if each.ndim > 2 else each
+                          for each in (p * t, p, t)], 1)  # fmt: skip
+    dy = random.standard_normal(expected.shape)
+    expected.backward(torch.tensor(dy))
+    call = ClassSumsCall(shape, dtype, "uint8")
+    found = {"x": x, "labels": labels, "dy": dy.astype(ACCUMULATOR[dtype])}
+    found["losses"] = every_split(call, found)
+    totals = RowTotalsCall(found["losses"].shape, ACCUMULATOR[dtype])
+    assert_close(run(totals, found), expected.detach().numpy(), totals.dtype)
+    gradient = ClassSumsGradientCall(shape, dtype, "uint8")
+    assert_close(every_split(gradient, found), wide.grad.numpy(), dtype)

@@ -10,6 +10,7 @@ from ooc_cudnn.network.graph.initializers import ones
 from ooc_cudnn.network.graph.nodes.losses import (
     REDUCTIONS,
     ElementLoss,
+    SoftmaxClassSums,
     SoftmaxCrossEntropy,
     TotalLoss,
 )
@@ -22,7 +23,7 @@ from ooc_cudnn.tensor import ACCUMULATOR, INTEGERS
 
 
 class LossBuilders(Builders):
-    """Losses, each one number of float64: what `training_step` starts from."""
+    """Losses, each one number of float64: what `training_step` starts from; and what makes such."""
 
     @builder
     def softmax_cross_entropy(
@@ -56,16 +57,8 @@ class LossBuilders(Builders):
         x = self._own(x)
         if len(x.shape) not in (2, 3, 4, 5):
             raise ValueError(f"x must have shape (n, classes, up to 3 axes), not {x.shape}")
-        target = self.graph.check_own(labels, "labels")
-        if target.dtype not in INTEGERS:
-            raise TypeError(
-                f"labels must be one of {', '.join(INTEGERS)}, but {target.name} is {target.dtype}"
-            )
         n, classes, *sites = x.shape
-        if target.shape != (n, *sites):
-            raise ValueError(
-                f"labels must have shape {(n, *sites)}, but {target.name} has {target.shape}"
-            )
+        target = self._labels(labels, (n, *sites))
         _check_reduction(reduction)
         smoothing = float(label_smoothing)
         if not 0 <= smoothing <= 1:
@@ -79,6 +72,34 @@ class LossBuilders(Builders):
                 name, y, x, target, of_classes, smoothing, int(ignore_index), reduction
             )
         )
+
+    @builder
+    def softmax_class_sums(self, x: Tensor, labels: Tensor, *, name: str = "") -> Tensor:
+        """Sums that a soft Dice loss is made of.
+
+        With p = softmax(x) over the classes, and t = 1 for the class of a label, 0 for the others:
+        the sums over the positions of each image of p * t, then of p, then of t, each for all
+        classes. They are added up in float64.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, classes, up to 3 spatial axes)
+            Logits.
+        labels : Tensor, shape (n, 1, spatial axes...)
+            An input of integers. One that is no class makes the sums of p NaN.
+
+        Returns
+        -------
+        Tensor, shape (n, 3 * classes)
+            Float32, or float64 of logits in float64.
+        """
+        x = self._own(x)
+        if len(x.shape) not in (2, 3, 4, 5):
+            raise ValueError(f"x must have shape (n, classes, up to 3 axes), not {x.shape}")
+        n, classes, *sites = x.shape
+        target = self._labels(labels, (n, 1, *sites))
+        y = self._result(name, (n, 3 * classes), ACCUMULATOR[x.dtype])
+        return self._add(SoftmaxClassSums(name, y, x, target))
 
     @builder
     def sigmoid_cross_entropy(
@@ -144,6 +165,19 @@ class LossBuilders(Builders):
         if len(scales) != len(terms):
             raise ValueError(f"there are {len(terms)} losses and {len(scales)} factors")
         return self._add(TotalLoss(name, self._result(name, (1,), "float64"), terms, scales))
+
+    def _labels(self, labels: Tensor, shape: Shape) -> Tensor:
+        """Labels, which must be integers of this shape."""
+        target = self.graph.check_own(labels, "labels")
+        if target.dtype not in INTEGERS:
+            raise TypeError(
+                f"labels must be one of {', '.join(INTEGERS)}, but {target.name} is {target.dtype}"
+            )
+        if target.shape != shape:
+            raise ValueError(
+                f"labels must have shape {shape}, but {target.name} has {target.shape}"
+            )
+        return target
 
     def _pair(self, x: Tensor, target: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
         x = self._own(x)

@@ -1,7 +1,7 @@
-"""Losses: one number, of shape (1,) and float64 whatever the data.
+"""Losses: one number, of shape (1,) and float64 whatever the data; and sums that they are made of.
 
-Each row of each image gives a number, and these are added up in one order: the loss is the same to
-the last bit, however the batch is cut.
+Each row of each image gives a number, or some, and these are added up in one order: the loss is the
+same to the last bit, however the batch is cut.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from ooc_cudnn.operations.losses.calls import (
     ElementLossGradientCall,
     LabelWeightsCall,
     TotalCall,
+)
+from ooc_cudnn.operations.losses.class_sums import (
+    ClassSumsCall,
+    ClassSumsGradientCall,
+    RowTotalsCall,
 )
 from ooc_cudnn.operations.losses.launches import SQUARED
 
@@ -92,6 +97,33 @@ class SoftmaxCrossEntropy(_Loss):
         call = CrossEntropyGradientCall(*self._shared, self.smoothing, divided=divisor is not None)
         reads = _given(x=self.x, labels=self.labels, weights=self.weights, divisor=divisor, dy=dy)
         emit.gradient("data gradient", call, reads, dx=self.x)
+
+
+@dataclass(frozen=True)
+class SoftmaxClassSums(_Loss):
+    """Sums over the positions of each image of softmax(x) and labels, class by class."""
+
+    labels: Tensor
+
+    @property
+    def differentiable_inputs(self) -> tuple[Tensor, ...]:
+        return (self.x,)
+
+    @property
+    def _shared(self) -> tuple[Shape, str, str]:
+        return self.x.shape, self.x.dtype, self.labels.dtype
+
+    def forward(self, emit: Forward) -> None:
+        call = ClassSumsCall(*self._shared)
+        rows = (*self.rows, *call.of_row)
+        sums = emit.saved("row_sums", rows, "float64")
+        emit.phase("forward", call, x=self.x, labels=self.labels, losses=sums)
+        totals = RowTotalsCall(rows, self.y.dtype)
+        emit.phase("sums", totals, losses=sums, loss=self.y)
+
+    def backward(self, emit: Backward, dy: Tensor) -> None:
+        call = ClassSumsGradientCall(*self._shared)
+        emit.gradient("data gradient", call, _given(x=self.x, labels=self.labels, dy=dy), dx=self.x)
 
 
 @dataclass(frozen=True)

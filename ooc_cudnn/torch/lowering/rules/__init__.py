@@ -2,6 +2,7 @@
 
 from ooc_cudnn.torch.lowering.rules import (
     attention,
+    class_sums,
     elementwise,
     losses,
     normalizations,
@@ -9,4 +10,12 @@ from ooc_cudnn.torch.lowering.rules import (
     windows,
 )
 
-__all__ = ["attention", "elementwise", "losses", "normalizations", "shapes", "windows"]
+__all__ = [
+    "attention",
+    "class_sums",
+    "elementwise",
+    "losses",
+    "normalizations",
+    "shapes",
+    "windows",
+]
