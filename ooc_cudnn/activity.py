@@ -136,6 +136,16 @@ say = _line.say
 make_way = _line.make_way
 
 
+def tell(text: str, setting: Progress) -> None:
+    """Write a line to stderr where an `activity` would be told of, and nothing holds the line."""
+    is_wanted = setting is True or (setting == "auto" and somebody_watches())
+    if is_wanted and not held_line.count:
+        make_way()
+        stream = QuietStderr()
+        stream.write(f"{text}\n")
+        stream.flush()
+
+
 @contextmanager
 def activity(label: str, setting: Progress, *, holds_line: bool = False) -> Iterator[None]:
     """Tell of something that takes long, in a line on stderr.

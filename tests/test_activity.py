@@ -300,3 +300,36 @@ def test_compiling_a_kernel_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             assert compiling.function(0, "pooling.cu", "tried") == "the kernel"
     assert told == ["compiling pooling.cu"]
+
+
+def test_a_first_step_ends_with_a_line_of_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = on_stderr(monkeypatch, Terminal())
+    net = ooc_cudnn.Network()
+    x = net.input("x", (4, 3, 16, 16))
+    loss = net.mean_squared_error(net.convolution(x, 3, window=3, padding=1), x)
+    here = {"device": "host", "machine": "host", "memory_limit": "32KiB"}
+    with ooc_cudnn.settings(**here, progress="auto"):
+        step = net.training_step(loss)
+        for _ in range(2):
+            step(x=np.ones(x.shape, "float32"))
+    said = stream.getvalue()
+    assert said.count("training_step: first run after ") == 1
+    assert step.plan is not None
+    assert step.plan.decisions in said
+    assert " of 32.00 KiB on the device" in said
+    assert " kept (" in said
+    quiet = on_stderr(monkeypatch, Terminal())
+    with ooc_cudnn.settings(**here, progress=False):
+        net.training_step(loss)(x=np.ones(x.shape, "float32"))
+    assert not quiet.getvalue()
+
+
+def test_a_pausing_step_says_so_behind_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = on_stderr(monkeypatch, io.StringIO())
+    net = ooc_cudnn.Network()
+    step = net.pausing_step(net.convolution(net.input("x", (2, 3, 8, 8)), 4, window=3))
+    with ooc_cudnn.settings(device="host", machine="host", memory_limit="64KiB", progress=True):
+        paused = step.forward(x=np.ones((2, 3, 8, 8), "float32"))
+        assert "first run" not in stream.getvalue()
+        paused.backward([np.ones_like(paused.outputs[0])])
+    assert stream.getvalue().count("training_step: first run after ") == 1

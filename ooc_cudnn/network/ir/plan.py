@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
@@ -216,6 +217,17 @@ class NetworkPlan:
             if each.fate != "given":
                 found[each.fate] = found.get(each.fate, 0) + each.nbytes
         return found
+
+    @property
+    def decisions(self) -> str:
+        """A line: memory of the device and the host, and how many tensors have which fate."""
+        held, most = format_bytes(self.device_bytes), format_bytes(self.memory_limit)
+        counts = Counter(each.fate for each in self.fates)
+        fates = [
+            f"{counts[fate]} {fate} ({format_bytes(n)})" for fate, n in self.fate_bytes.items()
+        ]
+        host = f", {format_bytes(self.host_bytes)} of the host" * (self.host_bytes > 0)
+        return f"{held} of {most} on the device{host}; tensors: {', '.join(fates)}"
 
     @property
     def summary(self) -> str:

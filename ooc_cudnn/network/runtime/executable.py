@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ooc_cudnn import interrupts
+from ooc_cudnn.activity import tell
 from ooc_cudnn.arrays.making import array_on, empty_in
 from ooc_cudnn.arrays.operands import ArrayRef, address_of, array_ref
 from ooc_cudnn.devices.base import Device, HostArray
@@ -28,6 +30,7 @@ from ooc_cudnn.pipeline.graph_replay import results_of
 from ooc_cudnn.pipeline.program import Move
 from ooc_cudnn.settings import current
 from ooc_cudnn.tensor import TensorSpec, numpy_dtype
+from ooc_cudnn.units import format_seconds
 
 
 class Memory(Protocol):
@@ -110,6 +113,8 @@ class Executable:
         #: Whether it makes nothing on the host but for itself: then nobody need wait for it.
         self.is_made_there = self._made_on_host() <= self.program.between.keys() - results
         self._views: dict[str, tuple[TensorSpec, DeviceView]] = {}
+        #: When it began to be planned, until its first run has ended.
+        self.began: float | None = None
 
     def _made_on_host(self) -> set[str]:
         """Tensors that tasks and moves write in memory of the host."""
@@ -221,6 +226,13 @@ class Executable:
             known = self._views[name] = spec, view
         return known[1]
 
+    def tell_first(self) -> None:
+        """Say, where somebody watches, that the first run has ended, and what the plan does."""
+        began, plan, self.began = self.began, self.planned.plan, None
+        if began is not None and not plan.derived:
+            seconds = format_seconds(time.monotonic() - began)
+            tell(f"{plan.name}: first run after {seconds}, {plan.decisions}", current().progress)
+
     def _observed(
         self,
         name: str,
@@ -309,6 +321,7 @@ class ExecutableStep(Executable):
             self._observed(plan.name, plan, self.executor, arrays, wait=wait, meanwhile=make_arrays)
             if self._own and not wait:
                 self.device.keep(self._own)
+        self.tell_first()
         return results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
@@ -233,6 +234,7 @@ class LazyStep(ABC, Generic[R]):
             room += self._kept_bytes(inputs, ready) - self._given_bytes(inputs)
         is_good = ready is not None and ready.device_bytes <= room <= MUCH_MORE * self._room
         if ready is None or not is_good or self._is_worth_a_search(ready.planned.plan):
+            began = time.monotonic()
             self._forget()  # what it keeps on the host is given back first
             self._room = room
             planned = self._planned(inputs, may_derive=ready is None)
@@ -247,6 +249,7 @@ class LazyStep(ABC, Generic[R]):
                     "containers and `ulimit -l` cap what may be page-locked."
                 )
                 ready = self._made_ready(self._planned(inputs), device)
+            ready.began = began
             self._ready[key] = ready
         self._last_ready = key, ready
         return ready

@@ -347,6 +347,7 @@ class PausedStep:
             self._made.pop(step.base(step.gradients[name]), None)
         if self.is_over:
             self._own = {}
+            ready.tell_first()
         return gradients
 
     def _take(self, seeds: Collection[Any]) -> None:
