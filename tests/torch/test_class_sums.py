@@ -34,6 +34,13 @@ def dice(scores, labels, *, background=True, batch=False):
     return (1 - (2 * both + 1e-5) / (p.sum(axes) + t.sum(axes) + 1e-5)).mean()
 
 
+def by_one_hot(scores, labels):
+    p = scores.softmax(1)
+    t = nn.functional.one_hot(labels[:, 0].long(), CLASSES).permute(0, 3, 1, 2).to(p.dtype)
+    both = (p * t).sum((2, 3))
+    return (both / (p.sum((2, 3)) + t.sum((2, 3)))).mean()
+
+
 def without_background_of_the_batch(scores, labels):
     return dice(scores, labels, background=False, batch=True)
 
@@ -68,6 +75,7 @@ def of_regions(scores, labels):
 
 LOSSES = (
     dice,
+    by_one_hot,
     without_background_of_the_batch,
     squares_beside,
     with_cross_entropy,
@@ -107,7 +115,9 @@ def test_a_dice_loss_is_eagers_under_each_limit(loss, limit):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", [dice, without_background_of_the_batch, with_cross_entropy])
+@pytest.mark.parametrize(
+    "loss", [dice, by_one_hot, without_background_of_the_batch, with_cross_entropy]
+)
 @pytest.mark.parametrize("labels_dtype", [torch.int64, torch.float32, torch.uint8], ids=str)
 def test_nothing_of_the_size_of_the_scores_is_computed_by_pytorch(loss, labels_dtype):
     under, (x, labels) = ooc.with_loss(network(), loss, "16MiB"), batch(labels_dtype)

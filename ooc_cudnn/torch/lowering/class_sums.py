@@ -14,6 +14,7 @@ import torch
 
 from ooc_cudnn.tensor import INTEGERS
 from ooc_cudnn.torch.tracing.graph import Graph, Operation, Value
+from ooc_cudnn.torch.tracing.permutations import PERMUTES, permutation
 
 #: Where a sum stands among those of a node.
 PRODUCTS, SHARES, LABELS = range(3)
@@ -32,7 +33,7 @@ class ClassSums(NamedTuple):
     scores : Value
         Of shape (n, classes, sites...).
     labels : Value
-        Of shape (n, 1, sites...), integers.
+        Of shape (n, 1, sites...) or (n, sites...), integers.
     classes : tuple of int
         From which class to before which it is made.
     """
@@ -148,16 +149,23 @@ def _summed(
 def _factor(
     value: Any, makers: Mapping[Value, Operation], before: Mapping[Value, Operation]
 ) -> _Summed | None:
-    """Follow a value to scores by way of a softmax over classes, or to labels by a scatter."""
+    """Follow a value to scores by a softmax over classes, or to labels by a scatter or one_hot."""
     if not isinstance(value, Value):
         return None
-    classes, axes = (0, value.shape[1]), len(value.shape)
+    classes, axes, is_last = (0, value.shape[1]), len(value.shape), False
     while value in makers:
         operation = makers[value]
         told, (source, *_) = operation.arguments, operation.reads
         if operation.name in _CASTS:
             if source.shape != value.shape or _rounds(value.dtype, source.dtype):
                 return None
+        elif operation.name in PERMUTES and not is_last:
+            is_last = permutation(operation, axes) == [0, axes - 1, *range(1, axes - 1)]
+            if not is_last:
+                return None
+        elif is_last:
+            is_taken = operation.name == "one_hot" and _are_integers(source)
+            return _Summed(None, source, classes) if is_taken else None
         elif operation.name == "slice" and told["dim"] % axes == 1 and told["step"] == 1:
             start = int(told["start"] or 0) % source.shape[1]
             classes = (start + classes[0], start + classes[1])
@@ -183,8 +191,9 @@ def _rounds(to: torch.dtype, of: torch.dtype) -> bool:
 
 def _are_labels(labels: Any, shape: Sequence[int]) -> bool:
     """True if there is a label for each position of what they are scattered to."""
-    return (
-        isinstance(labels, Value)
-        and labels.shape == (shape[0], 1, *shape[2:])
-        and str(labels.dtype).removeprefix("torch.") in INTEGERS
-    )
+    is_one_each = isinstance(labels, Value) and labels.shape == (shape[0], 1, *shape[2:])
+    return is_one_each and _are_integers(labels)
+
+
+def _are_integers(labels: Value) -> bool:
+    return str(labels.dtype).removeprefix("torch.") in INTEGERS

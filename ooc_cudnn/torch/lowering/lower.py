@@ -507,8 +507,11 @@ class GraphLowering:
             return False
         channels, plain = _wanted(operation)
         for value in waiting:
-            if name in LOSSES and self.made_of_input(value) is not None:
-                continue
+            if name in LOSSES:
+                made = self._made_of_input(value)
+                if made is not None:
+                    self.fallbacks.settle(value, LoweredValue.of(self.given(made)))
+                    continue
             axis = None if channels is None else channels % len(value.shape)
             held = self.fallbacks.make(value, axis, plain=plain, whole=plain)
             if held is None:
@@ -516,14 +519,19 @@ class GraphLowering:
             self.fallbacks.settle(value, held)
         return True
 
-    def made_of_input(self, value: Value) -> LoweredValue | None:
-        """Have PyTorch make integers of an input, moved or cast, before each call: labels.
+    def integers(self, value: Value, shape: Sequence[int]) -> Tensor:
+        """Integers that are an input, or made of one, in a shape of as many elements: labels.
 
-        Returns
-        -------
-        LoweredValue or None
-            What the network is given; None where a value is anything else.
+        Raises
+        ------
+        UnsupportedPatternError
+            If they are anything else.
         """
+        made = self._made_of_input(value) if value in self.fallbacks else None
+        return self.given(value if made is None else made, shape)
+
+    def _made_of_input(self, value: Value) -> Value | None:
+        """Have PyTorch make integers of an input, moved or cast, before each call."""
         operations = self.fallbacks.made_of_input(value)
         if not operations:
             return None
@@ -535,12 +543,9 @@ class GraphLowering:
                 run_operation(operation, found)
             return found[value]
 
-        made = self.made_before(
+        return self.made_before(
             operations[-1].name, make, source, shape=value.shape, dtype=value.dtype
         )
-        held = LoweredValue.of(self.given(made))
-        self.fallbacks.settle(value, held)
-        return held
 
     def _gathered_moves(self, operation: Operation, waiting: Collection[Value]) -> bool:
         """True if what was only moved is in the network now, for an operation that takes it."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ooc_cudnn.network.ir.tensor import Tensor
 from ooc_cudnn.torch.lowering.class_sums import ClassSums
 from ooc_cudnn.torch.lowering.lower import (
     RULES,
@@ -49,16 +48,11 @@ def _class_sum(to: GraphLowering, found: ClassSums, operation: Operation) -> Low
     key = (ClassSums, found.scores, found.labels)
     if key not in to.shared:
         scores = to.plain(to.gathered(to.argument(found.scores), 1), least=3)
-        labels = _labels(to, found.labels)
+        n, _, *sites = scores.shape
+        labels = to.integers(found.labels, (n, 1, *sites))
         to.shared[key] = to.net.softmax_class_sums(scores, labels, name=to.name("class_sums"))
     first, last = (found.which * found.scores.shape[1] + at for at in found.classes)
     part = to.net.channel_slice(to.shared[key], first, last, name=to.name("sum"))
     (result,) = operation.results
     assert result is not None
     return to.cast(LoweredValue.of(part), str(result.dtype).removeprefix("torch."))
-
-
-def _labels(to: GraphLowering, labels: Value) -> Tensor:
-    """The labels (n, 1, sites...) in the network."""
-    held = to.made_of_input(labels) if labels in to.fallbacks else to.argument(labels)
-    return to.plain(held, least=3)
