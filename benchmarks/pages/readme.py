@@ -42,8 +42,8 @@ def figures(folder: Path = FOLDER) -> str:
         f"with TF32. The machine: one {gpu['name']} (PCIe {gpu['pcie.link.gen.current']}, cuDNN "
         f"{versions['nvidia-cudnn-cu13']}) and {cores}. `ooc_cudnn` may hold "
         f"{CASES[STORY].memory_limit.replace('GiB', ' GiB')} of the card's memory, and takes "
-        f"**{format_seconds(seconds)}** with pinned memory. Times are medians of rounds in turns. "
-        "Every result was checked."
+        f"**{format_seconds(seconds)}** with pinned memory. Ways took turns, and each time is a "
+        "median. Every result was checked."
     )
     picture = BY_NAME["summary"].link("4.3 GB in and 4.3 GB out, by each way", "README.md")
     lines = [picture, "", *textwrap.wrap(CAPTION, 100), "", *textwrap.wrap(setting, 100)]

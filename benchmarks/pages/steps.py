@@ -173,7 +173,7 @@ ABOUT = (
     "memory in each step."
 )
 LEAVING = "The gradients of `ooc_cudnn` go back there, PyTorch's stay on the card."
-TUNED = "\nBoth had measured cuDNN's engines before."
+TUNED = "\nBoth had measured which of cuDNN's algorithms (engines) are fastest before."
 
 
 def long(folder: Path = script.RESULTS) -> str:

@@ -109,9 +109,16 @@ def infer(
     """
     for index, array in enumerate(inputs):
         if not isinstance(array, torch.Tensor) and getattr(array, "dtype", None) is None:
+            is_path = isinstance(array, str | os.PathLike)
+            advice = (
+                "numpy.load(path, mmap_mode='r'), tifffile.memmap(path), or what else reads it as "
+                "an array (docs/files.md)"
+                if is_path
+                else "torch.as_tensor(...) of it, or numpy.asarray(...), in the model's dtype"
+            )
             raise TypeError(
                 f"argument {index} must be a tensor or an array, not {type(array).__name__}: give "
-                "torch.as_tensor(...) of it, or numpy.asarray(...), in the model's dtype"
+                f"{advice}"
             )
     return infer_call(model, inputs, {}, out, memory_limit, reduce, scale)
 

@@ -30,6 +30,8 @@ from ooc_cudnn.torch.tracing.overlaps import overlapping_pairs
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
+#: A limit of fewer is meant in other units.
+FEWEST_BYTES = 256
 
 
 @explaining
@@ -99,7 +101,12 @@ def limit(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if memory_limit is not None:
-        parse_limit(memory_limit, name="memory_limit")
+        limit_bytes = parse_limit(memory_limit, name="memory_limit")
+        if isinstance(limit_bytes, int) and limit_bytes < FEWEST_BYTES:
+            raise ValueError(
+                f"memory_limit={memory_limit!r} is {limit_bytes} bytes: for GiB give "
+                f"'{limit_bytes}GiB'"
+            )
     if statistics not in STATISTICS:
         raise ValueError(f"statistics must be rank or global, not {statistics!r}")
     check_scale(scale)

@@ -264,7 +264,7 @@ def test_the_latest_record_of_a_case_is_shown_and_says_how_long_tuning_took(tmp_
         (tmp_path / f"networks_{day}.json").write_text(json.dumps(record))
     assert "| 7.00 s | 1 min 30 s |" in steps.long(tmp_path)
     assert "gradients" not in steps.short(tmp_path) + steps.long(tmp_path)
-    assert "Both had measured cuDNN's engines before.*" in steps.short(tmp_path)
+    assert "algorithms (engines) are fastest before.*" in steps.short(tmp_path)
 
 
 def test_a_row_names_its_card_where_most_were_measured_on_another(tmp_path):

@@ -604,3 +604,9 @@ def test_what_a_model_says_of_itself_stays():
     for _ in range(2):
         assert repr(ooc.limit(layer, 0.5)).splitlines()[1] == "  mine"
     assert ooc.release(layer).extra_repr is own
+
+
+@pytest.mark.parametrize("memory_limit", ["8", 8])
+def test_a_limit_that_is_meant_in_gib_is_an_error_that_says_so(memory_limit):
+    with pytest.raises(ValueError, match=r"is 8 bytes: for GiB give '8GiB'$"):
+        ooc.limit(torch.nn.Conv2d(3, 8, 3), memory_limit)

@@ -182,6 +182,8 @@ def test_sparse_and_complex_arguments_are_refused(x, message):
 def test_what_is_no_tensor_is_refused_by_infer():
     with pytest.raises(TypeError, match="argument 0 must be a tensor or an array, not float"):
         ooc.infer(classifier(), 3.0)
+    with pytest.raises(TypeError, match=r"argument 0 .*, not str: give numpy.load\(path"):
+        ooc.infer(classifier(), "slide.tif")
 
 
 @pytest.mark.parametrize("as_real", [False, True])
