@@ -47,9 +47,8 @@ from ooc_cudnn.pipeline.program import (
 #: does where the engine that there is room for takes so many times the seconds of the fastest, and
 #: these seconds more.
 MANY_PIECES, MUCH_SLOWER, MATTERS = 64, 4.0, 1e-3
-#: A call that is cut takes as long to plan as so many more that are not; and where it has many
-#: pieces, as so many more for each of them, most of it to replay them.
-CUT, PIECE = 4, 0.2
+#: A call that is cut takes as long to plan as so many more that are not.
+CUT = 4
 #: And what spills in a step, as so many times its phases.
 SPILLED = 1
 #: Offsets that are not found are as much work as planning such a share of all phases; and where
@@ -78,7 +77,7 @@ class LoweredStep(NamedTuple):
 #: Whether live ranges of a step are worth a plan.
 Worth = Callable[[Step, LiveRanges], bool]
 #: Is told how many phases were planned.
-Count = Callable[[float], None]
+Count = Callable[[int], None]
 
 
 def accept_any(step: Step, live_ranges: LiveRanges) -> bool:
@@ -86,7 +85,7 @@ def accept_any(step: Step, live_ranges: LiveRanges) -> bool:
     return True
 
 
-def count_nothing(phases: float) -> None:
+def count_nothing(phases: int) -> None:
     """Count no phases."""
 
 
@@ -136,9 +135,9 @@ def lower_step(
             try:
                 lowering = _Lowering(name, step, live_ranges, constraints, reserved)
                 lowered = lowering.lower(find_all=spill, most_seconds=most_seconds)
-                tasks = lowered.program.tasks
-                cut = sum(max(CUT, PIECE * t.plan.pieces) for t in tasks if t.plan.pieces > 1)
-                count(len(step.phases) + cut)
+                count(
+                    len(step.phases) + CUT * sum(t.plan.pieces > 1 for t in lowered.program.tasks)
+                )
                 return lowered
             except _TooLongError as error:
                 count(error.planned)
