@@ -30,8 +30,8 @@ from ooc_cudnn.torch.tracing.overlaps import overlapping_pairs
 from ooc_cudnn.units import parse_limit
 
 M = TypeVar("M", bound=torch.nn.Module)
-#: A limit of fewer is meant in other units.
-FEWEST_BYTES = 256
+#: A text of so many bytes lacks its unit.
+MEANT_IN_GIB = range(2, 256)
 
 
 @explaining
@@ -102,7 +102,7 @@ def limit(
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if memory_limit is not None:
         limit_bytes = parse_limit(memory_limit, name="memory_limit")
-        if isinstance(limit_bytes, int) and limit_bytes < FEWEST_BYTES:
+        if isinstance(memory_limit, str) and limit_bytes in MEANT_IN_GIB:
             raise ValueError(
                 f"memory_limit={memory_limit!r} is {limit_bytes} bytes: for GiB give "
                 f"'{limit_bytes}GiB'"

@@ -31,7 +31,7 @@ STRUCTS = {
     "local_response_lanes.cu": ["Lanes<int, 2>", "Lanes<long long, 3>"],
     "local_response_walk.cu": ["Columns<int, 2>", "Columns<long long, 3>"],
     "local_response_wide.cu": ["LocalResponse"],
-    "losses.cu": ["LossRows<1>", "LossRows<5>", "Values"],
+    "losses.cu": ["LossRows<1>", "LossRows<5>", "RowTotals", "Values"],
     "attention_small.cu": ["SmallAttention"],
     "pointwise.cu": ["PointwiseGeometry"],
     "pooling.cu": ["PoolingGeometry<int>", "PoolingGeometry<long long>"],
