@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ooc_cudnn import Plan
-from ooc_cudnn.pipeline.trace import COLOURS as STREAM_COLOURS
+from ooc_cudnn.plotting import STREAM_COLOURS
 
 if TYPE_CHECKING:
     from notebooks.occupancy import Held

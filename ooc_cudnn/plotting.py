@@ -6,8 +6,24 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-#: Each is a colour that those who see no red tell apart.
-COLOURS = ("#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0")
+#: Colours in the order in which pictures take them; no two of them are alike.
+COLOURS = (
+    "#2a78d6", "#e07b39", "#3f9e6e", "#8a63c4", "#b0a030", "#555555", "#c94f7c", "#39a0b0",
+    "#1b2a80", "#7a3b12", "#a6e36a", "#f0b6d0", "#f2cc0c", "#c00d1e", "#3f6b00", "#9fb8ee",
+    "#e545e0",
+)  # fmt: skip
+#: Stream -> its colours: of most bars, and of every other one where neighbours are told apart.
+STREAM_COLOURS = {
+    "copy_in": ("#3b6ea5", "#8fb3d9"),
+    "compute": ("#2a7f3f", "#86c193"),
+    "copy_out": ("#c8504b", "#eba29e"),
+}
+#: Part of a network's step -> the colours of what is computed in it.
+PART_COLOURS = {
+    "forward": STREAM_COLOURS["compute"],
+    "backward": ("#d9a514", "#f0d890"),
+    "recomputing": ("#8a63c4", "#c6b2e3"),
+}
 
 
 def require_matplotlib() -> None:

@@ -72,6 +72,8 @@ class Profile:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the three streams of each call over time; the format is by the path's suffix.
 
+        Of a network's step what is computed in forward, in backward and again has a colour each.
+
         Raises
         ------
         ValueError

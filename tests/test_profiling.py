@@ -121,3 +121,23 @@ def test_nothing_recorded(tmp_path):
         with pytest.raises(ValueError, match="nothing was recorded"):
             write(tmp_path / "x.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_step_computes_says_which_part_it_is_of():
+    net = ooc_cudnn.Network()
+    x = net.input("x", (2, 3, 8, 8))
+    y = net.activation(net.convolution(x, 4, window=3, padding=1))
+    loss = net.mean_squared_error(y, net.input("target", y.shape))
+    given = {name: np.ones(net.graph.tensors[name].shape, "f4") for name in ("x", "target")}
+    with ooc_cudnn.profile() as p:
+        net.training_step(loss, memory_limit="64KiB")(**given)
+        run()
+    step, call = p.calls
+    computed = [each for each in step.steps if each.stream == "compute"]
+    parts = [part for part, _ in itertools.groupby(each.part for each in computed)]
+    assert parts[0] == "forward"
+    assert "backward" in parts
+    gradients = [each for each in computed if each.task.endswith("filter gradient")]
+    assert {each.part for each in gradients} == {"backward"}
+    assert {each.part for each in step.steps if each.stream != "compute"} == {""}
+    assert {each.part for each in call.steps} == {""}

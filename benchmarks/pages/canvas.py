@@ -27,7 +27,7 @@ CONTENDER_COLOURS = dict(
     zip(
         (OURS, "unified_memory_prefetch", "in_core", "torch_in_core", "naive_loop",
          "torch_save_on_cpu", "unified_memory", "unified_memory_prefetch_split"),
-        COLOURS, strict=True,
+        COLOURS, strict=False,
     )
 )  # fmt: skip
 CONTENDER_COLOURS |= {

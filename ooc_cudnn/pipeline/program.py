@@ -45,6 +45,8 @@ class Task:
     slowness : float
         How many times as long it computes as the machine's model says, where its engines take less
         workspace than the fastest.
+    part : str
+        Part of a network's step: "forward", "backward" or "recomputing"; else empty.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Task:
     binds: Mapping[str, str]
     offset: int = 0
     slowness: float = 1.0
+    part: str = ""
 
     @property
     def is_on_host(self) -> bool:

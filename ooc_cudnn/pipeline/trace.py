@@ -11,24 +11,21 @@ from typing import Any
 
 from ooc_cudnn.devices.base import STREAMS
 from ooc_cudnn.pipeline.instructions import Instruction
-from ooc_cudnn.pipeline.program import Move, Program, Task
-from ooc_cudnn.plotting import blank_figure
+from ooc_cudnn.pipeline.program import COMPUTE, Move, Program, Task
+from ooc_cudnn.plotting import PART_COLOURS, STREAM_COLOURS, blank_figure, legend
 
-#: Colours of even and of odd pieces, by stream.
-COLOURS = {
-    "copy_in": ("#3b6ea5", "#8fb3d9"),
-    "compute": ("#2a7f3f", "#86c193"),
-    "copy_out": ("#c8504b", "#eba29e"),
-}
 #: How many pieces of a long call are shown enlarged, about.
 ENLARGED_PIECES = 10
+#: Width of a character on an enlarged bar, of the picture's.
+CHARACTER = 0.0055
 
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
     """One step as it ran: seconds since the call began, bytes over the link (0 for compute).
 
-    `task` is what it belongs to: the function, or the task or move of a longer program.
+    `task` is what it belongs to: the function, or the task or move of a longer program. `part` is
+    of what a network's step computes "forward", "backward" or "recomputing"; else it is empty.
     """
 
     stream: str
@@ -38,6 +35,7 @@ class StepTrace:
     stop_seconds: float
     host_bytes: int
     task: str = ""
+    part: str = ""
 
     def __post_init__(self) -> None:
         if self.stream not in STREAMS:
@@ -78,11 +76,11 @@ def make_trace(
         operands = ", ".join(place.operand for place in step.places)
         if isinstance(item, Move):
             operands = item.source
+        part = item.part if isinstance(item, Task) and step.stream == COMPUTE else ""
+        nbytes, named = link_bytes(program, step), item.name
         traces.append(
-            StepTrace(
-                step.stream, step.piece, operands, start, stop, link_bytes(program, step), item.name
-            )
-        )  # fmt: skip
+            StepTrace(step.stream, step.piece, operands, start, stop, nbytes, named, part)
+        )
     return Trace(tuple(traces))
 
 
@@ -143,12 +141,24 @@ def save_chrome(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) ->
 def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:
     """Draw the three streams of each call over time, as PNG or whatever the suffix says.
 
-    A call of many pieces gets a second row: some pieces from its middle, enlarged.
+    A call of many pieces gets a second row: some pieces from its middle, enlarged. Of a network's
+    step the colour of computing says which part it is of, and the enlarged bars which task.
 
     Parameters
     ----------
     calls : list of (str, Trace)
         Each call's title and steps. A title's first line is set in bold.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    """
+    figure_of(calls).savefig(path)
+
+
+def figure_of(calls: list[tuple[str, Trace]]) -> Any:
+    """The picture of calls, not written yet.
 
     Raises
     ------
@@ -174,10 +184,11 @@ def plot(calls: list[tuple[str, Trace]], path: str | os.PathLike[str]) -> None:
                 rest, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points",
                 fontsize=9, color="#555555",
             )  # fmt: skip
+            legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(PART_COLOURS))
         else:
             _draw(axes, trace, window, number=True)
             axes.set_title("from the middle, enlarged", fontsize=9, color="#555555", loc="left")
-    figure.savefig(path)
+    return figure
 
 
 def _draw(axes: Any, trace: Trace, window: tuple[float, float], *, number: bool) -> None:
@@ -186,23 +197,28 @@ def _draw(axes: Any, trace: Trace, window: tuple[float, float], *, number: bool)
     # The whole call in one unit, whichever part of it is shown.
     scale, unit = (1e3, "ms") if trace.seconds < 1 else (1.0, "s")
     left, right = (edge * scale for edge in window)
-    for row, stream in enumerate(STREAMS):
-        for dark in (True, False):
-            steps = [
-                (s.piece, (s.start_seconds - zero) * scale, (s.stop_seconds - zero) * scale)
-                for s in trace.steps
-                if s.stream == stream and (s.piece % 2 == 0) == dark
-            ]
-            spans = [(start, stop - start) for _, start, stop in steps]
-            # An outline of a fraction of a pixel keeps short steps of a long call visible.
-            axes.broken_barh(
-                spans, (row - 0.38, 0.76), color=COLOURS[stream][not dark], linewidth=0.3
-            )
-            for piece, start, stop in steps if number else ():
-                low, high = max(start, left), min(stop, right)
-                if high - low > 0.025 * (right - left):
-                    axes.text((low + high) / 2, row, piece, ha="center", va="center",
-                              color="white", fontsize=8)  # fmt: skip
+    several = len({step.task for step in trace.steps}) > 1
+    spans: dict[tuple[str, str, bool], list[tuple[float, float]]] = {}
+    for step in trace.steps:
+        start, stop = ((at - zero) * scale for at in (step.start_seconds, step.stop_seconds))
+        is_odd = step.piece % 2 == 1
+        spans.setdefault((step.stream, step.part, is_odd), []).append((start, stop - start))
+        if number:
+            low, high = max(start, left), min(stop, right)
+            text = step.task if several else str(step.piece)
+            if high - low > max(0.025, CHARACTER * len(text)) * (right - left):
+                axes.text((low + high) / 2, STREAMS.index(step.stream), text, ha="center",
+                          va="center", color="#111111" if is_odd else "white", fontsize=8,
+                          parse_math=False)  # fmt: skip
+    for (stream, part, is_odd), bars in spans.items():
+        colour = (PART_COLOURS[part] if part else STREAM_COLOURS[stream])[is_odd]
+        # An outline of a fraction of a pixel keeps short steps of a long call visible.
+        place = (STREAMS.index(stream) - 0.38, 0.76)
+        axes.broken_barh(bars, place, color=colour, linewidth=0.3)
+    there = {step.part for step in trace.steps}
+    for part, (colour, _) in PART_COLOURS.items():
+        if part in there:
+            axes.broken_barh([], (0, 0), color=colour, label=part)
     whole = trace.seconds
     busy = [trace.busy_seconds(stream) / whole if whole else 0.0 for stream in STREAMS]
     names = [stream.replace("_", " ") for stream in STREAMS]

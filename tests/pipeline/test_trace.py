@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from ooc_cudnn.pipeline.trace import StepTrace, Trace, chrome_events, plot, save_chrome
+from ooc_cudnn.pipeline.trace import (
+    StepTrace,
+    Trace,
+    chrome_events,
+    figure_of,
+    plot,
+    save_chrome,
+)
+from ooc_cudnn.plotting import PART_COLOURS
+from tests.support.colours import check_one_meaning_a_colour, meanings
 
 TRACE = Trace(
     (
@@ -70,3 +79,22 @@ def test_plot(tmp_path, pieces, suffix):
     path = tmp_path / f"t.{suffix}"
     plot([("call: of $mathy% text_\nrest", Trace(tuple(steps))), ("empty", Trace(()))], path)
     assert path.stat().st_size > 1000
+
+
+def test_of_a_step_the_picture_says_what_is_forward_and_what_is_backward():
+    pytest.importorskip("matplotlib")
+    parts = ["forward"] * 12 + ["recomputing"] * 12 + ["backward"] * 12
+    steps = [
+        StepTrace("compute", i, "x", i, i + 0.9, 0, f"call {i}", part)
+        for i, part in enumerate(parts)
+    ]
+    steps.append(StepTrace("copy_in", 40, "x", 0, 1, 8, "fetch of x"))
+    figure = figure_of([("training_step\nof 36 calls", Trace(tuple(steps)))])
+    whole, enlarged = figure.axes
+    assert meanings(figure) == {dark: {part} for part, (dark, _) in PART_COLOURS.items()}
+    check_one_meaning_a_colour(figure)
+    assert [text.get_text() for text in whole.get_legend().get_texts()] == list(PART_COLOURS)
+    assert enlarged.get_legend() is None
+    assert "call 18" in {text.get_text() for text in enlarged.texts}
+    plain = figure_of([("call", TRACE)])
+    assert plain.axes[0].get_legend() is None

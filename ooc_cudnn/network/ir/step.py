@@ -104,6 +104,12 @@ class Step:
         backward = (at for at, phase in enumerate(self.phases) if phase.is_backward)
         return next(backward, len(self.phases))
 
+    def part_of(self, phase: Phase) -> str:
+        """Return "forward", "backward", or "recomputing" for what makes a map again."""
+        if any(self.tensors[name].origin.copy for name in phase.writes):
+            return "recomputing"
+        return "backward" if phase.is_backward else "forward"
+
     def place(self, name: str) -> Place:
         """Return where a tensor lies: in which one that is no view, and in which region of it."""
         found = self._places.get(name)

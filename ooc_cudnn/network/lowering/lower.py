@@ -444,7 +444,8 @@ class _Lowering:
         binds = {
             operand: self.bindings.binding_of(name, index) for operand, name in phase.binds.items()
         }
-        return Task(phase.name, request, plan, binds, offset, slowness)
+        part = self.step.part_of(phase)
+        return Task(phase.name, request, plan, binds, offset, slowness, part)
 
     def _on_host(self, phase: Phase, index: int) -> list[Item]:
         """A host task, with the copies of its device operands to the host and back."""
@@ -460,7 +461,8 @@ class _Lowering:
             if operand in call.results:
                 after.append(Move(f"{name} of {phase.name}", COPY_IN, host, binding))
         request, plan = self.plan_of(phase, index, self.room)
-        return [*before, Task(phase.name, request, plan, binds), *after]
+        task = Task(phase.name, request, plan, binds, part=self.step.part_of(phase))
+        return [*before, task, *after]
 
     def _offset(self, plan: Plan, index: int, gaps: Sequence[tuple[int, int]]) -> int:
         """Choose where in what is free a task works: if it copies, in bytes unused for long.

@@ -8,26 +8,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooc_cudnn.network.ir.step import Phase, Step
 from ooc_cudnn.network.lowering.lower import LoweredStep
-from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT
+from ooc_cudnn.pipeline.program import COMPUTE, COPY_IN, COPY_OUT, Task
 from ooc_cudnn.pipeline.schedule import Schedule, make_schedule
 from ooc_cudnn.pipeline.simulate import ReplayedSchedule
 from ooc_cudnn.pipeline.trace import Trace
-from ooc_cudnn.plotting import COLOURS, legend, panels
+from ooc_cudnn.plotting import PART_COLOURS, STREAM_COLOURS, legend, panels
 from ooc_cudnn.units import format_bytes, format_seconds
 from perfmodel import machine_label
 
 STREAMS = (COPY_IN, COMPUTE, COPY_OUT)
-#: What memory holds, from the bottom of the picture up.
-CLASSES = (
-    "weights",
-    "kept maps",
-    "offloaded maps",
-    "recomputed maps",
-    "gradients",
-    "working room",
-)
+#: What memory holds, from the bottom of the picture up: none in a colour of the streams, but for
+#: what is recomputed.
+CLASS_COLOURS = {
+    "weights": "#1b2a80",
+    "kept maps": "#ebca98",
+    "offloaded maps": "#39a0b0",
+    "recomputed maps": PART_COLOURS["recomputing"][0],
+    "gradients": "#6b1a3a",
+    "working room": "#777777",
+}
+CLASSES = tuple(CLASS_COLOURS)
 
 
 class Span(NamedTuple):
@@ -88,9 +89,9 @@ def course_of(made: LoweredStep, measured: Trace | None = None) -> Course:
         first, last = runs.get((item_step.stream, item_step.item), (start, stop))
         runs[item_step.stream, item_step.item] = min(first, start), max(last, stop)
     tasks = sorted(item for stream, item in runs if stream == COMPUTE)
-    kinds = dict(zip(tasks, (_kind_of(made.step, p) for p in made.step.phases), strict=True))
+    parts = {at: item.part for at, item in enumerate(program.items) if isinstance(item, Task)}
     spans = [
-        Span(stream, kinds[item] if stream == COMPUTE else "copies", *span)
+        Span(stream, parts[item] if stream == COMPUTE else "copies", *span)
         for (stream, item), span in runs.items()
     ]
     begins = [runs[COMPUTE, item][0] for item in tasks]
@@ -165,7 +166,7 @@ def figure_of(course: Course) -> Any:
     streams, memory = axes[:, 0]
     _draw_streams(streams, course, scale)
     _draw_memory(memory, course, scale)
-    streams.set_title(course.title, loc="left", fontweight="bold")
+    streams.set_title(course.title, loc="left", fontweight="bold", pad=22)
     memory.set_xlabel(f"time in {unit}")
     for panel in (streams, memory):
         panel.set_xlim(0, seconds * scale)
@@ -178,29 +179,24 @@ def _draw_streams(axes: Any, course: Course, scale: float) -> None:
     for span in course.spans:
         bars = drawn.setdefault((span.stream, span.what), [])
         bars.append((span.start * scale, (span.stop - span.start) * scale))
-    colours = dict(zip(("forward", "backward", "copies", "recomputing"), COLOURS, strict=False))
     named = set[str]()
     for (stream, what), bars in drawn.items():
-        label = what if what not in named else None
+        label = what if what in PART_COLOURS and what not in named else None
         named.add(what)
         place = (STREAMS.index(stream) - 0.38, 0.76)
-        axes.broken_barh(bars, place, color=colours[what], linewidth=0.3, label=label)
+        colour, _ = PART_COLOURS.get(what, STREAM_COLOURS[stream])
+        axes.broken_barh(bars, place, color=colour, linewidth=0.3, label=label)
     axes.set_yticks(range(len(STREAMS)), [stream.replace("_", " ") for stream in STREAMS])
     axes.set_ylim(len(STREAMS) - 0.5, -0.5)
-    legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)  # above: bars fill the panel
-
-
-def _kind_of(step: Step, phase: Phase) -> str:
-    if any(step.tensors[name].origin.copy for name in phase.writes):
-        return "recomputing"
-    return "backward" if phase.is_backward else "forward"
+    # Above, since bars fill the panel; and below the title, which may be as wide.
+    legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(PART_COLOURS))
 
 
 def _draw_memory(axes: Any, course: Course, scale: float) -> None:
     """Draw what is held, stacked; the limit, and the peak with addresses that is promised."""
     times = np.repeat(course.begins, 2)[1:-1] * scale
     held = np.repeat(course.held, 2, axis=1) / 2**30
-    axes.stackplot(times, held, labels=CLASSES, colors=COLOURS, linewidth=0)
+    axes.stackplot(times, held, labels=CLASSES, colors=CLASS_COLOURS.values(), linewidth=0)
     for nbytes, name, left in (
         (course.limit_bytes, "limit", 0.002),
         (course.peak_bytes, "peak", 0.12),

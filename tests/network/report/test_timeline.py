@@ -9,9 +9,17 @@ from ooc_cudnn.devices import get_device
 from ooc_cudnn.engines.target import Target
 from ooc_cudnn.functions.tune.rounds import NothingToTuneError
 from ooc_cudnn.network.ir.constraints import PlanConstraints
-from ooc_cudnn.network.report.timeline import CLASSES, course_of, draw_step
+from ooc_cudnn.network.report.timeline import (
+    CLASS_COLOURS,
+    CLASSES,
+    course_of,
+    draw_step,
+    figure_of,
+)
 from ooc_cudnn.network.search.plan_step import plan_step
+from ooc_cudnn.plotting import STREAM_COLOURS
 from perfmodel import shipped
+from tests.support.colours import check_one_meaning_a_colour
 
 #: Less than everything kept takes.
 LIMIT = 2**21
@@ -74,3 +82,9 @@ def test_a_step_is_drawn(made, tmp_path):
     pytest.importorskip("matplotlib")
     draw_step(made, tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    recomputed = {"recomputing": "recomputed", "recomputed maps": "recomputed"}
+    figure = figure_of(course_of(made))
+    check_one_meaning_a_colour(figure, lambda label: recomputed.get(label, label))
+    colours = {colour for colours in STREAM_COLOURS.values() for colour in colours}
+    assert not colours & set(CLASS_COLOURS.values())
+    assert len(set(CLASS_COLOURS.values())) == len(CLASSES)
