@@ -378,7 +378,8 @@ def _finish(figure: Any, about: str) -> Picture:
 def _png(image: Any) -> bytes:
     """Few colours: a third of the size."""
     small = io.BytesIO()
-    image.quantize(128, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    few = image.quantize(128, kmeans=1, dither=Image.Dither.NONE)
+    few.save(small, format="png", optimize=True)
     return small.getvalue()
 
 

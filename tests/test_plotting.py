@@ -2,10 +2,18 @@
 
 import importlib.util
 
+import numpy as np
 import pytest
 
 from ooc_cudnn.pipeline.trace import plot
-from ooc_cudnn.plotting import check_can_draw, panels, require_matplotlib
+from ooc_cudnn.plotting import (
+    COLOURS,
+    PART_COLOURS,
+    STREAM_COLOURS,
+    check_can_draw,
+    panels,
+    require_matplotlib,
+)
 
 
 def test_without_matplotlib_the_command_is_named(monkeypatch):
@@ -32,3 +40,11 @@ def test_what_cannot_be_drawn_is_refused_before_time_is_spent(tmp_path):
             check_can_draw(path)
     with pytest.raises(ValueError, match="there is no folder"):
         check_can_draw(str(tmp_path / "missing" / "plan.png"))
+
+
+def test_no_two_colours_are_alike():
+    colours = pytest.importorskip("matplotlib.colors")
+    for palette in (COLOURS, [dark for dark, _ in {**STREAM_COLOURS, **PART_COLOURS}.values()]):
+        drawn = np.array([colours.to_rgb(each) for each in dict.fromkeys(palette)])
+        apart = np.linalg.norm(drawn[:, None] - drawn, axis=-1)
+        assert apart[~np.eye(len(drawn), dtype=bool)].min() > 0.2

@@ -120,7 +120,7 @@ WAYS = {
     "compile": Way("torch_compile", "torch.compile", _compiled),
     **{
         f"compile, budget {budget}": Way(
-            "torch_compile",
+            f"torch_compile_{budget}",
             f"torch.compile, activation memory budget {budget}",
             functools.partial(_compiled, budget=budget),
         )

@@ -24,7 +24,7 @@ HEAD = ("network", "way", "a step, ms", "of eager", "of compile", "peak, GiB", "
 #: PyTorch's ways, and whose colours and marks they have.
 THEIRS = {
     "eager": ("torch_in_core", "o"), "compile": ("torch_compile", "^"),
-    "compile, budget 0.5": ("torch_compile", "v"), "checkpoint": ("torch_checkpoint", "s"),
+    "compile, budget 0.5": ("torch_compile_0.5", "v"), "checkpoint": ("torch_checkpoint", "s"),
 }  # fmt: skip
 COLUMNS = 4
 

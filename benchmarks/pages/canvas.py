@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from benchmarks.pages.words import PRECISIONS
 from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.environment import ROOT
-from ooc_cudnn.plotting import COLOURS
+from ooc_cudnn.plotting import COLOURS, STREAM_COLOURS
 from ooc_cudnn.plotting import legend as legend
 from ooc_cudnn.plotting import panels as panels
 
@@ -27,7 +27,7 @@ CONTENDER_COLOURS = dict(
     zip(
         (OURS, "unified_memory_prefetch", "in_core", "torch_in_core", "naive_loop",
          "torch_save_on_cpu", "unified_memory", "unified_memory_prefetch_split"),
-        COLOURS, strict=False,
+        COLOURS[:8], strict=True,
     )
 )  # fmt: skip
 CONTENDER_COLOURS |= {
@@ -38,9 +38,10 @@ CONTENDER_COLOURS |= {
     "torch_checkpoint": COLOURS[7],
     "torch_micro_batches": COLOURS[1],
     "torch_compile": COLOURS[4],
+    "torch_compile_0.5": COLOURS[9],
+    "torch_compile_0.2": COLOURS[12],
 }
-STAGE_COLOURS = {"copy_in": COLOURS[0], "compute": COLOURS[2], "copy_out": COLOURS[1]}
-PAPER = "#c94f7c"
+PAPER = COLOURS[6]
 #: Colours of a saved picture: lines and bars need few, and the file is a third as large.
 PALETTE = 160
 #: Of the chunk with the digest.
@@ -49,7 +50,7 @@ KEYWORD = "drawn from"
 
 def of_stage(stage: str) -> dict[str, str]:
     """Return the colour and the name of a stage's bars."""
-    return {"color": STAGE_COLOURS[stage], "label": stage.replace("_", " ")}
+    return {"color": STREAM_COLOURS[stage][0], "label": stage.replace("_", " ")}
 
 
 def precisions(drawn: Mapping[str, Any], *, height: float) -> tuple[Any, dict[str, Any]]:
@@ -78,7 +79,9 @@ def save(figure: Any, path: Path, drawn: Any) -> None:
     buffer, digest = BytesIO(), PngImagePlugin.PngInfo()
     figure.savefig(buffer, format="png")
     digest.add_text(KEYWORD, digest_of(drawn))
-    few = Image.open(buffer).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)
+    whole = Image.open(buffer).convert("RGB")
+    # By medians alone a rare colour becomes its neighbours' mean: a navy line grey.
+    few = whole.quantize(PALETTE, kmeans=1, dither=Image.Dither.NONE)
     few.save(path, format="PNG", optimize=True, pnginfo=digest)
 
 

@@ -174,6 +174,12 @@ def comments(
 
 # The picture -------------------------------------------------------------------------------------
 
+#: Memory order that is read -> colour; what reads any is grey.
+ORDER_COLOURS = dict(zip(("NCHW", "NHWC", "CHWN"), COLOURS, strict=False))
+ANY_ORDER = COLOURS[5]
+#: Direction, or memory order that is written -> marker.
+MARKERS = {"forward": "^", "backward": "v", "NCHW": "s", "NHWC": "D", "CHWN": "o"}
+
 
 def drawn(folder: Path = script.RESULTS) -> dict[str, list[list[Any]]]:
     """Group -> [subject, way, share] of each case."""
@@ -187,15 +193,20 @@ def drawn(folder: Path = script.RESULTS) -> dict[str, list[list[Any]]]:
 
 
 def draw(drawn: Mapping[str, Sequence[Sequence[Any]]]) -> Any:
-    """A panel for each group: a point for each case, and the bound."""
+    """A panel for each group: a point for each case, and the bound.
+
+    Colours are the memory orders that are read.
+    """
     figure, axes = canvas.panels(len(drawn), 1, width=9, height=3.1 * len(drawn))
     for panel, (group, cases) in zip(axes[:, 0], drawn.items(), strict=True):
         subjects = list(dict.fromkeys(subject for subject, _, _ in cases))
         ways = list(dict.fromkeys(way for _, way, _ in cases))
-        for number, way in enumerate(ways):
+        for way in ways:
             points = [(subjects.index(s), 100 * share) for s, w, share in cases if w == way]
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=4, linestyle="none",
-                       color=COLOURS[number % len(COLOURS)], label=way)  # fmt: skip
+            first, *_, last = way.split() * 2  # of a single word both
+            colour = ORDER_COLOURS.get(first, ANY_ORDER)
+            panel.plot(*zip(*points, strict=True), marker=MARKERS[last], markersize=4,
+                       linestyle="none", color=colour, label=way)  # fmt: skip
         panel.axhline(100 * GROUPS[group][2], color="#333333", linewidth=1, linestyle="--")
         panel.set_xticks(range(len(subjects)), subjects, rotation=60, ha="right", fontsize=7)
         panel.set_ylim(bottom=0)

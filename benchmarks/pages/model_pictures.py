@@ -50,7 +50,7 @@ def draw_accuracy(results: Sequence[Any]) -> Any:
             )  # fmt: skip
         median, tail = BOUNDS["host" if machine.startswith("host") else "cuda"]
         for share, strength in ((median, 0.14), (tail, 0.07)):
-            axes.axhspan(1 - share, 1 + share, color="#3f9e6e", alpha=strength, linewidth=0)
+            axes.axhspan(1 - share, 1 + share, color="black", alpha=strength, linewidth=0)
         axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
         axes.set_xscale("log")
         axes.set_yscale("log")

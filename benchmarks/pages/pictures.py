@@ -216,7 +216,8 @@ def draw_summary(drawn: Drawn) -> Any:
     labels = LABELS | {OURS: f"{LABELS[OURS]}, pinned"}
     panel.set_yticks(range(len(bars)), [labels[name] for name in reversed(bars)], fontsize=8)
     if drawn["copy_limit"] is not None:
-        panel.axvline(drawn["copy_limit"], color="#333333", linewidth=1, linestyle=":")
+        colour = canvas.CONTENDER_COLOURS["copy_limit"]
+        panel.axvline(drawn["copy_limit"], color=colour, linewidth=1.5, linestyle=":")
     panel.set_xlim(0, most * 1.15)
     panel.set_xlabel(
         "seconds: 4.3 GB from host memory, a convolution, 4.3 GB back (dots: raw copies)",

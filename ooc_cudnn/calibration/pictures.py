@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ def calibration_figure(model: MachineModel) -> Any:
 
     Above, the speed of copies by their size: dots are measured, curves fitted; hollow marks are
     copies while the other direction was busy, dashed what the slowdown of the pair predicts for
-    them. In the middle, predicted over measured seconds of computing. Below, the residuals.
+    them. In the middle, predicted over measured seconds of computing. Below, the residuals, in the
+    colours of what they are of.
 
     Raises
     ------
@@ -43,21 +46,39 @@ def calibration_figure(model: MachineModel) -> Any:
             "'ooc-cudnn calibrate' fitted does"
         )
     figure, (top, middle, bottom) = panels(3, 2, width=12, height=12.5, dpi=120)
+    colours = _colours(model)
     figure.suptitle(f"{model.name}, calibrated {model.calibrated}", fontweight="bold")
     copies, convolutions, passes = (
         [key for key in model.lines if key in model.samples and key.startswith(start)]
         for start in ("copy_", "convolution", "pointwise")
     )
     for direction, axes in enumerate(top):
-        _draw_copies(axes, model, direction)
-    _draw_computing(middle[0], model, convolutions, part=1, title="convolutions")
-    _draw_computing(middle[1], model, passes, part=2, title="passes over device memory")
-    _draw_residuals(bottom[0], model, copies)
-    _draw_residuals(bottom[1], model, convolutions + passes)
+        _draw_copies(axes, model, direction, colours)
+    _draw_computing(middle[0], model, convolutions, colours, title="convolutions")
+    _draw_computing(middle[1], model, passes, colours, title="passes over device memory")
+    _draw_residuals(bottom[0], model, copies, colours)
+    _draw_residuals(bottom[1], model, convolutions + passes, colours)
     return figure
 
 
-def _draw_copies(axes: Any, model: MachineModel, direction: int) -> None:
+def _group(key: str) -> str:
+    """Group of a line, which has a colour: a placement, a dtype of convolutions, a kind of passes."""
+    kind, *parts = key.split("/")
+    part = 1 if kind.startswith("pointwise") else 0
+    return [*parts, "elementwise"][part]
+
+
+def _colours(model: MachineModel) -> dict[str, str]:
+    """Group -> its colour, in all panels."""
+    starts = ("copy_", "convolution", "pointwise")
+    keys = [key for start in starts for key in model.lines if key.startswith(start)]
+    groups = dict.fromkeys(_group(key) for key in keys if key in model.samples)
+    return dict(zip(groups, itertools.cycle(COLOURS), strict=False))
+
+
+def _draw_copies(
+    axes: Any, model: MachineModel, direction: int, colours: Mapping[str, str]
+) -> None:
     """Rate over size by placement, in (0) or out (1)."""
     way, samples = ("copy_in", "copy_out")[direction], model.samples
 
@@ -66,7 +87,8 @@ def _draw_copies(axes: Any, model: MachineModel, direction: int) -> None:
         axes.plot(samples[key].work, rates, **{**MEASURED, **style})
 
     keys = [key for key in model.lines if key in samples and key.startswith(way)]
-    for colour, key in zip(COLOURS, keys, strict=False):
+    for key in keys:
+        colour = colours[_group(key)]
         measured(key, color=colour)
         sizes = np.geomspace(min(samples[key].work) / 1.5, max(samples[key].work) * 1.5)
         rates, placement = sizes / model.lines[key].seconds(sizes) / 1e9, key.split("/")[1]
@@ -83,34 +105,45 @@ def _draw_copies(axes: Any, model: MachineModel, direction: int) -> None:
 
 
 def _draw_computing(
-    axes: Any, model: MachineModel, keys: list[str], *, part: int, title: str
+    axes: Any, model: MachineModel, keys: list[str], colours: Mapping[str, str], *, title: str
 ) -> None:
-    """Predicted over measured seconds; coloured by one part of the key."""
-    groups: dict[str, list[str]] = {}
-    for key in keys:
-        groups.setdefault([*key.split("/"), "elementwise"][part], []).append(key)
-    for at, (name, members) in enumerate(groups.items()):
-        style = {**MEASURED, "marker": "o" if at < len(COLOURS) else "x"}
-        axes.plot(*_seconds(model, members), color=COLOURS[at % len(COLOURS)], label=name, **style)
+    """Predicted over measured seconds."""
+    for group, members in _grouped(keys).items():
+        axes.plot(*_seconds(model, members), color=colours[group], label=group, **MEASURED)
     if keys:
         ends = np.quantile(_seconds(model, keys)[0], (0, 1))
         axes.loglog(ends, ends, **GUIDE)
     _finish(axes, title, "measured seconds", "predicted seconds")
 
 
-def _draw_residuals(axes: Any, model: MachineModel, keys: list[str]) -> None:
+def _draw_residuals(
+    axes: Any, model: MachineModel, keys: list[str], colours: Mapping[str, str]
+) -> None:
     """(predicted - measured) / measured over measured seconds."""
     title = "residuals"
     if keys:
-        seconds, predicted = _seconds(model, keys)
-        residuals = predicted / seconds - 1.0
-        shown, style = np.clip(residuals, -1, 1) * 100, {"color": COLOURS[0], "alpha": 0.6}
-        axes.semilogx(seconds, shown, **style, **MEASURED)
-        median, tail = np.quantile(np.abs(residuals), (0.5, 0.9))
+        for group, members in _grouped(keys).items():
+            shown = np.clip(_residuals(model, members), -1, 1) * 100
+            style = {"color": colours[group], "alpha": 0.6}
+            axes.semilogx(_seconds(model, members)[0], shown, **style, **MEASURED)
+        median, tail = np.quantile(np.abs(_residuals(model, keys)), (0.5, 0.9))
         title += f": {median:.1%} in the median, {tail:.1%} for nine of ten"
     axes.axhline(0, **GUIDE)
     axes.set_ylim(-100, 100)
     _finish(axes, title, "measured seconds", "predicted - measured, in per cent")
+
+
+def _grouped(keys: list[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        groups.setdefault(_group(key), []).append(key)
+    return groups
+
+
+def _residuals(model: MachineModel, keys: list[str]) -> Floats:
+    """(predicted - measured) / measured."""
+    measured, predicted = _seconds(model, keys)
+    return predicted / measured - 1.0
 
 
 def _seconds(model: MachineModel, keys: list[str]) -> tuple[Floats, Floats]:

@@ -7,10 +7,13 @@ import pytest
 from benchmarks import card, networks, regenerate
 from benchmarks.contenders.cases import CASES
 from benchmarks.contenders.suite import run_case
-from benchmarks.pages import canvas, claims, performance, quoted, steps, trials
+from benchmarks.contenders.torch_ways import WAYS
+from benchmarks.pages import canvas, claims, kernels, performance, pictures, quoted, steps, trials
 from benchmarks.pages.blocks import NOT_MEASURED
 from benchmarks.pages.records import Records, load, names
+from ooc_cudnn.bench.case import OURS
 from ooc_cudnn.bench.command import select
+from tests.support.colours import check_one_meaning_a_colour
 
 SAMPLES = ("fig9-c64-tf32", "table4-b-strict", "fig10-n1-tf32", "fig14-4gb-tf32")
 
@@ -374,6 +377,45 @@ def test_a_picture_is_drawn_where_it_is_stale_and_goes_where_nothing_is_shown(tm
     values.clear()
     assert written() == [1, 0, 0]
     assert not [*path.iterdir()]
+
+
+def meaning(label):
+    """What the colour of something named stands for; its mark says the rest."""
+    if label.startswith("in from "):  # a calibration's copies while the other direction is busy
+        return ""
+    if label in ("forward", "backward"):  # of a kernel that takes any order, or of a step
+        return label
+    recomputed = {"recomputing": "recomputed", "recomputed maps": "recomputed"}
+    first = label.split()[0]
+    return first if first in kernels.ORDER_COLOURS else recomputed.get(label, label)
+
+
+#: Bars that are named beside them.
+NAMED_BESIDE = ("summary.png", "measured.png")
+
+
+@pytest.mark.parametrize("picture", regenerate.PICTURES, ids=lambda picture: picture.path)
+def test_a_colour_means_one_thing_within_a_picture(picture):
+    pytest.importorskip("matplotlib")
+    values = picture.values()
+    if not values or picture.path.endswith(NAMED_BESIDE):
+        return
+    of_kernels = picture is kernels.PICTURE
+    check_one_meaning_a_colour(
+        picture.draw(values),
+        lambda label: "any order" if of_kernels and " " not in label else meaning(label),
+    )
+
+
+def test_ways_that_stand_beside_each_other_have_a_colour_each():
+    colours = canvas.CONTENDER_COLOURS
+    beside = (
+        (*pictures.BARS_OF_SUMMARY, "copy_limit"),
+        pictures.LINES_OF_14,
+        (OURS, "torch_micro_batches", *(way.contender for way in WAYS.values())),
+    )
+    for names_of in beside:
+        assert len({colours[name] for name in names_of}) == len(names_of)
 
 
 @pytest.mark.parametrize("picture", regenerate.PICTURES, ids=lambda picture: picture.path)

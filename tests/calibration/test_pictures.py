@@ -8,6 +8,7 @@ import pytest
 
 from ooc_cudnn.calibration.pictures import calibration_figure, draw_calibration
 from perfmodel import Samples, shipped
+from tests.support.colours import check_one_meaning_a_colour
 
 SIZES = (1e6, 4e6, 16e6)
 
@@ -57,6 +58,17 @@ def test_every_sample_is_a_mark(model):
     assert points(passes) == len(SIZES) * (len(model.compute.lines) - len(kinds))
     assert points(link) == 6 * len(SIZES)
     assert points(computing) == len(SIZES) * len(model.compute.lines)
+
+
+def test_a_colour_is_one_group_s_in_all_panels(model):
+    pytest.importorskip("matplotlib")
+    figure = calibration_figure(model)
+    check_one_meaning_a_colour(figure, lambda label: label * (not label.startswith("in from ")))
+    *of_groups, link, computing = figure.axes
+    for axes, panels in ((link, of_groups[:2]), (computing, of_groups[2:])):
+        drawn = {line.get_color() for line in axes.get_lines() if line.get_marker() == "o"}
+        assert drawn <= {line.get_color() for panel in panels for line in panel.get_lines()}
+        assert len(drawn) > 1
 
 
 def test_residuals_are_those_of_the_samples(model):

@@ -9,12 +9,17 @@ from typing import Any
 def meanings(
     figure: Any, meaning: Callable[[str], str] = lambda label: label
 ) -> dict[str, set[str]]:
-    """Colour -> what is drawn in it, over all panels of a figure; `meaning` is that of a label."""
+    """Colour -> what is drawn in it, over all panels of a figure.
+
+    `meaning` is that of a label: empty of what has another's colour, and a mark of its own.
+    """
     from matplotlib.colors import to_hex
 
     found: dict[str, set[str]] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            if not meaning(label):
+                continue
             first = handle.patches[0] if hasattr(handle, "patches") else handle
             own = hasattr(first, "get_facecolor")
             colour = first.get_facecolor() if own else first.get_color()

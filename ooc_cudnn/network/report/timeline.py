@@ -206,4 +206,4 @@ def _draw_memory(axes: Any, course: Course, scale: float) -> None:
                       xycoords=("axes fraction", "data"), fontsize=8, va="bottom")  # fmt: skip
     axes.set_ylabel("device memory in GiB")
     axes.set_ylim(0, 1.15 * course.limit_bytes / 2**30)
-    legend(axes, loc="upper right", bbox_to_anchor=(1, 0.86), ncols=2)
+    legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(CLASSES))

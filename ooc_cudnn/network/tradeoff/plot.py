@@ -45,17 +45,16 @@ def figure_of(trade: Trade) -> Any:
         ]
         over.plot(
             *zip(*sorted(curve), strict=True) if curve else ([], []),
-            color=COLOURS[index % len(COLOURS)],
+            color=COLOURS[index],
             marker=MARKERS[index % len(MARKERS)],
             markersize=5,
             linewidth=2.2 if index == 0 else 1.1,
-            linestyle="-" if index < len(COLOURS) else ":",
             zorder=3 - index / len(trade.policies),  # the first lies on top
             label=policy,
         )
     bounds = sorted((limit / 2**30, seconds * scale) for limit, seconds in trade.bounds.items())
     if bounds:
-        over.plot(*zip(*bounds, strict=True), color="#333333", linestyle="--", label="bound")
+        over.plot(*zip(*bounds, strict=True), color="black", linestyle="--", label="bound")
     over.set_yscale("log")
     slowest = min(max(planned, default=fastest), SLOWEST * min(planned, default=fastest))
     low, high = 0.92 * fastest * scale, 1.08 * slowest * scale

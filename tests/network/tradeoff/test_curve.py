@@ -7,8 +7,9 @@ import pytest
 
 import ooc_cudnn
 from ooc_cudnn.network.search.plan_step import NAMES
-from ooc_cudnn.network.tradeoff.curve import PLENTY, QUICK, SHARES, Trade, trade_off
+from ooc_cudnn.network.tradeoff.curve import PLENTY, QUICK, SHARES, Point, Trade, trade_off
 from ooc_cudnn.network.tradeoff.plot import draw_trade, figure_of
+from tests.support.colours import check_one_meaning_a_colour, meanings
 from tests.support.sampling import short_search
 
 POLICIES = ("best", "keep", "offload")
@@ -110,6 +111,14 @@ def test_a_picture_has_a_line_for_each_policy_and_one_for_the_bound(trade, tmp_p
     assert drawn["best"] == [pytest.approx(each) for each in expected]
     draw_trade(trade, tmp_path / "trade.png")
     assert (tmp_path / "trade.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_every_policy_has_a_colour_for_each():
+    pytest.importorskip("matplotlib")
+    points = tuple(Point(policy, 2**30, None, "never planned") for policy in NAMES)
+    figure = figure_of(Trade("all", 2**30, points, {2**30: 1.0}))
+    check_one_meaning_a_colour(figure)
+    assert len(meanings(figure)) == len(NAMES) + 1
 
 
 def test_a_sweep_without_any_plan_is_drawn_empty(network, tmp_path):
