@@ -62,7 +62,7 @@ def calibration_figure(model: MachineModel) -> Any:
 
 
 def _group(key: str) -> str:
-    """Group of a line, which has a colour: a placement, a dtype of convolutions, a kind of passes."""
+    """Group of a line, which has a colour: a placement, a dtype, or a kind of passes."""
     kind, *parts = key.split("/")
     part = 1 if kind.startswith("pointwise") else 0
     return [*parts, "elementwise"][part]
