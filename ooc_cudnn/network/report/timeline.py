@@ -195,8 +195,13 @@ def _draw_streams(axes: Any, course: Course, scale: float) -> None:
 def _draw_memory(axes: Any, course: Course, scale: float) -> None:
     """Draw what is held, stacked; the limit, and the peak with addresses that is promised."""
     times = np.repeat(course.begins, 2)[1:-1] * scale
-    held = np.repeat(course.held, 2, axis=1) / 2**30
-    axes.stackplot(times, held, labels=CLASSES, colors=CLASS_COLOURS.values(), linewidth=0)
+    held = {
+        name: np.repeat(nbytes, 2) / 2**30
+        for name, nbytes in zip(CLASSES, course.held, strict=True)
+        if nbytes.any()
+    }
+    colours = [CLASS_COLOURS[name] for name in held]
+    axes.stackplot(times, *held.values(), labels=held, colors=colours, linewidth=0)
     for nbytes, name, left in (
         (course.limit_bytes, "limit", 0.002),
         (course.peak_bytes, "peak", 0.12),
