@@ -90,14 +90,30 @@ def step(
     )
 
 
+def stored(path: Path, about: str) -> Picture:
+    """Return a picture of the repository in the notebooks' size.
+
+    Parameters
+    ----------
+    path : Path
+    about : str
+    """
+    return Picture(_png(_small(path)), about)
+
+
 def _drawn(draw: Callable[[Path], object]) -> Any:
     """What is drawn to a file, as an image of the notebooks' width."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "drawn.png"
         draw(path)
-        with Image.open(path) as whole:
-            pixels = round(WIDTH_INCHES * DPI)
-            return whole.convert("RGB").resize((pixels, whole.height * pixels // whole.width))
+        return _small(path)
+
+
+def _small(path: Path) -> Any:
+    """Image of a file, of the notebooks' width."""
+    with Image.open(path) as whole:
+        pixels = round(WIDTH_INCHES * DPI)
+        return whole.convert("RGB").resize((pixels, whole.height * pixels // whole.width))
 
 
 def bars(
@@ -376,9 +392,9 @@ def _finish(figure: Any, about: str) -> Picture:
 
 
 def _png(image: Any) -> bytes:
-    """Few colours: a third of the size."""
+    """Few colours: a smaller file."""
     small = io.BytesIO()
-    few = image.quantize(128, kmeans=1, dither=Image.Dither.NONE)
+    few = image.quantize(256, kmeans=1, dither=Image.Dither.NONE)
     few.save(small, format="png", optimize=True)
     return small.getvalue()
 
