@@ -1,6 +1,8 @@
 """The notebooks run top to bottom, and what they assert holds; what they share is tested apart."""
 
+import ast
 import base64
+import contextlib
 import io
 import json
 import os
@@ -85,6 +87,96 @@ def test_a_notebook_is_stored_as_it_is_to_be_read(name):
     assert max(map(len, drawn)) < 60_000
     for target in re.findall(r"\]\(([^)#]+)", "\n".join(prose)):
         assert (FOLDER / target).exists(), target
+
+
+def code_cells(name):
+    """Its code cells, each with its tags, source and outputs."""
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            yield set(cell["metadata"].get("tags", ())), "".join(cell["source"]), cell["outputs"]
+
+
+def ran(source, variables):
+    """What a cell prints, and the text of what it shows."""
+    body = ast.parse(source).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else None
+    printed, shown = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        exec(compile(ast.Module(body, []), "cell", "exec"), variables)
+        if last is not None:
+            shown = eval(compile(ast.Expression(last.value), "cell", "eval"), variables)
+    return printed.getvalue(), "" if shown is None else repr(shown)
+
+
+#: Those of which some outputs quote records.
+QUOTING = [name for name in NAMES if any("record" in tags for tags, _, _ in code_cells(name))]
+
+
+@pytest.mark.parametrize("name", QUOTING)
+def test_what_is_stored_of_records_is_what_they_say_today(name, on_host, monkeypatch):
+    """Run only what is tagged: nothing is measured, and other outputs are left alone."""
+    if "pytorch" in name:
+        pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "story", story)
+    monkeypatch.setitem(sys.modules, "pictures", pictures)
+    monkeypatch.delenv(story.QUICK_VARIABLE, raising=False)
+    variables = {}
+    for tags, source, outputs in code_cells(name):
+        if not tags & {"record", "setup"}:
+            continue
+        found = ran(source, variables)
+        if "record" in tags:
+            printed = "".join("".join(out["text"]) for out in outputs if "text" in out)
+            data = [out["data"] for out in outputs if "data" in out]
+            shown = "".join("".join(each["text/plain"]) for each in data)
+            assert found == (printed, shown), "run `make notebooks ARGS=--records`"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_that_quotes_a_record_is_tagged(name):
+    for tags, source, outputs in code_cells(name):
+        quotes = re.search(r"story\.(records?|result)\(|\bshipped\(", source)
+        said = [line for line in json.dumps(outputs).split("\\n") if "recorded on" in line]
+        if said and "pictures.stored" not in source:
+            assert "record" in tags, source
+        if quotes and "setup" not in tags:
+            assert "record" in tags, source
+
+
+def test_cells_that_quote_records_are_stored_anew_and_no_other(monkeypatch, tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
+    from notebooks import execute
+
+    def cell(source, *tags):
+        made = nbformat.v4.new_code_cell(source, execution_count=7, metadata={"tags": [*tags]})
+        made.outputs = [nbformat.v4.new_output("execute_result", {"text/plain": "old"})]
+        return made
+
+    cells = [cell("a", "setup"), cell("b", "record"), cell("c")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "one.ipynb")
+
+    def run(part):
+        assert [each.source for each in part.cells] == ["a", "b"]
+        for count, each in enumerate(part.cells):
+            data = {"text/plain": f"new {each.source}"}
+            each.outputs = [nbformat.v4.new_output("execute_result", data, execution_count=count)]
+
+    monkeypatch.setattr(execute, "FOLDER", tmp_path)
+    monkeypatch.setattr(execute, "_run", run)
+    written = nbformat.read(execute.quote_records("one", tmp_path / "out"), as_version=4)
+    assert [each.outputs[0].data["text/plain"] for each in written.cells] == ["old", "new b", "old"]
+    assert written.cells[1].outputs[0].execution_count == 7
+
+
+def test_records_are_of_full_sizes(capsys):
+    pytest.importorskip("nbclient")
+    from notebooks import execute
+
+    with pytest.raises(SystemExit):
+        execute.main(["--quick", "--records"])
+    assert "records are of full sizes" in capsys.readouterr().err
 
 
 def test_the_index_has_every_notebook():
