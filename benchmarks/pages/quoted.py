@@ -1,9 +1,9 @@
 """Figures that sentences quote: each is made of a stored result, or has a source outside of them.
 
-`check_pages` looks through README.md and docs, without code and generated sections, for numbers
-with a unit of speed, time or share. Every one of them must stand in the words of a `QUOTES` entry
-(quoted.json, and below what is worked out), which are filled in from the results, or in those of a
-`STATED` entry (stated.json), which says where it is from.
+`check_pages` looks through README.md, docs and notebooks, without code and generated sections, for
+numbers with a unit of speed, time or share. Every one of them must stand in the words of a `QUOTES`
+entry (quoted.json, and below what is worked out), which are filled in from the results, or in those
+of a `STATED` entry (stated.json), which says where it is from.
 """
 
 from __future__ import annotations
@@ -189,6 +189,16 @@ def pages() -> Iterator[Path]:
     for path in sorted((ROOT / "docs").rglob("*.md")):
         if "_build" not in path.parts:
             yield path
+    yield from sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def written(path: Path) -> str:
+    """Return the text of a page; of a notebook what stands between its code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return text
 
 
 def prose(text: str) -> str:
@@ -221,7 +231,7 @@ def check_pages(*, check: bool = True) -> int:
     """Look through all pages; 1 if a figure has no source or is another one's."""
     wrong = []
     for path in pages():
-        wrong += problems(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+        wrong += problems(str(path.relative_to(ROOT)), written(path))
     for problem in wrong:
         print(problem, file=sys.stderr)
     return int(bool(wrong))

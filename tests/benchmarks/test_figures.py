@@ -90,6 +90,15 @@ def test_a_figure_of_no_result_is_found():
     assert any("54 %" in one for one in quoted.problems("README.md", changed))
 
 
+def test_what_stands_between_a_notebook_s_code_is_looked_at(tmp_path):
+    kinds = {"markdown": ["It is 7.5 times", " as fast."], "code": ["# 3 s"]}
+    cells = [{"cell_type": kind, "source": lines} for kind, lines in kinds.items()]
+    (tmp_path / "one.ipynb").write_text(json.dumps({"cells": cells}))
+    assert quoted.written(tmp_path / "one.ipynb") == "It is 7.5 times as fast."
+    looked_at = {path.name for path in quoted.pages()}
+    assert {path.name for path in (quoted.ROOT / "notebooks").glob("*.ipynb")} <= looked_at
+
+
 @pytest.mark.parametrize(
     "words",
     ["12 %", "2 ms", "66 us", "0.6 s a GiB", "1.5x", "31 GB/s", "4332 GFLOPS", "3 minutes", "1e-3",
