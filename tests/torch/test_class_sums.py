@@ -161,3 +161,60 @@ def test_sums_of_other_labels_than_those_of_the_product_are_left_to_pytorch():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
     for one, other in zip(own, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
+
+
+def odd(name):
+    """A loss whose sums look like those of a node, and are not; each was taken for one once."""
+
+    def loss(scores, labels):
+        p, n = scores.softmax(1), len(scores)
+        t = one_hot(scores, labels)
+        if name == "a slice from before the axis":
+            p, t = p[:, -7:], t[:, -9:]
+        elif name == "an average of rows":
+            p = scores.mean(3, keepdim=True).softmax(1)
+            row = labels[..., :1].long()
+            t = scores.new_zeros(n, CLASSES, 20, 1).scatter_(1, row, 1)
+        elif name == "labels of one image":
+            t = one_hot(scores[:1], labels[:1])
+        elif name == "zeros that are multiplied":
+            t = torch.zeros_like(scores).scatter_(1, labels, 1, reduce="multiply")
+        elif name == "a class that is cut off":
+            t = nn.functional.one_hot(labels[:, 0] + 1, CLASSES + 1).permute(0, 3, 1, 2)
+            t = t[:, :CLASSES].to(p.dtype)
+        return (p * t).sum((2, 3)).mean() + p.sum((2, 3)).square().mean() + t.sum((2, 3)).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a slice from before the axis", "an average of rows", "labels of one image",
+     "zeros that are multiplied", "a class that is cut off"],
+)  # fmt: skip
+def test_sums_that_are_not_those_of_a_node_are_eagers(name):
+    model, (x, labels) = network(), batch()
+    expected, gradients = step_of(copy.deepcopy(model), odd(name), x, labels)
+    found, own = step_of(ooc.with_loss(model, odd(name), "16MiB"), None, x, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+    for one, other in zip(own, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
+
+
+def test_labels_outside_of_fewer_classes_are_an_error_as_in_pytorch():
+    def loss(scores, labels):
+        t = nn.functional.one_hot(labels[:, 0], 3).permute(0, 3, 1, 2).to(scores.dtype)
+        return (scores.softmax(1)[:, :3] * t).sum((2, 3)).mean()
+
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        step_of(ooc.with_loss(network(), loss, "16MiB"), None, *batch())
+
+
+def test_counts_that_a_sum_makes_are_whole():
+    class Counts(nn.Module):
+        def forward(self, x):
+            return x.relu().sum((2, 3)).long()
+
+    x = torch.zeros(1, 2, 7, 7, dtype=torch.float64)
+    x[..., 3, 3] = 1
+    assert ooc.infer(Counts().eval(), x, memory_limit="1MiB").tolist() == [[1, 1]]

@@ -45,11 +45,15 @@ class ClassSums(NamedTuple):
 
 
 class _Summed(NamedTuple):
-    """Scores and labels that a sum adds up, as far as it names them itself."""
+    """Scores and labels that a sum adds up, as far as it names them itself.
+
+    `shape` is that of all classes, of which those of `classes` are added up.
+    """
 
     scores: Value | None
     labels: Value | None
     classes: tuple[int, int]
+    shape: tuple[int, ...]
 
 
 def split_batch_sums(graph: Graph) -> Graph:
@@ -87,7 +91,7 @@ def _matches(graph: Graph, *, of_batch: bool) -> dict[Operation, ClassSums]:
         which = PRODUCTS if own in products else SHARES if own.scores else LABELS
         for product in products:
             same = product.labels == own.labels if which == LABELS else product.scores == own.scores
-            if same and (which != PRODUCTS or product == own):
+            if same and own.shape == product.shape and (which != PRODUCTS or product == own):
                 assert product.scores is not None
                 assert product.labels is not None
                 found[operation] = ClassSums(which, product.scores, product.labels, own.classes)
@@ -133,11 +137,13 @@ def _summed(
     maker = makers.get(value)
     is_product = maker is not None and maker.name == "mul"
     parts = [*maker.arguments.values()] if maker is not None and is_product else [value]
+    if any(isinstance(part, Value) and part.shape != value.shape for part in parts):
+        return None  # one is broadcast
     factors = [_factor(each, makers, before) for each in parts]
     if len(factors) == 1:
         return factors[0]
     first, second = factors
-    if first is None or second is None or first.classes != second.classes:
+    if first is None or second is None or first[2:] != second[2:]:
         return None
     if (first.scores is None) == (second.scores is None):
         return None
@@ -165,19 +171,22 @@ def _factor(
                 return None
         elif is_last:
             is_taken = operation.name == "one_hot" and _are_integers(source)
-            return _Summed(None, source, classes) if is_taken else None
+            n, *sites, count = value.shape
+            return _Summed(None, source, classes, (n, count, *sites)) if is_taken else None
         elif operation.name == "slice" and told["dim"] % axes == 1 and told["step"] == 1:
-            start = int(told["start"] or 0) % source.shape[1]
+            start, size = int(told["start"] or 0), source.shape[1]
+            start = min(max(start + size * (start < 0), 0), size)
             classes = (start + classes[0], start + classes[1])
         elif operation.name in _SOFTMAX:
             is_of_classes = told["dim"] % axes == 1
-            return _Summed(source, None, classes) if is_of_classes else None
+            return _Summed(source, None, classes, source.shape) if is_of_classes else None
         elif operation.name == "scatter":
             is_one_hot = told["dim"] % axes == 1 and told.get("value") == 1
             labels, zeros = told["index"], before.get(told["self"])
             is_of_zeros = zeros is not None and zeros.name in _ZEROS
             is_taken = is_one_hot and is_of_zeros and _are_labels(labels, value.shape)
-            return _Summed(None, labels, classes) if is_taken else None
+            is_taken = is_taken and told.get("reduce") is None
+            return _Summed(None, labels, classes, value.shape) if is_taken else None
         else:
             return None
         value = source

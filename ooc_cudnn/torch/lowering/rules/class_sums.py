@@ -1,14 +1,12 @@
-"""Sums over positions; those of a softmax and of one-hot labels share a node."""
+"""Class sums: those of the same scores and labels share a node."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from ooc_cudnn.torch.lowering.class_sums import ClassSums
 from ooc_cudnn.torch.lowering.lower import (
-    RULES,
     GraphLowering,
     LoweredValue,
     UnsupportedPatternError,
@@ -23,25 +21,11 @@ def is_class_sum(to: GraphLowering, operation: Operation, computed: Collection[V
 
 
 @rule("sum", gathers=is_class_sum)
-def position_sum(
-    to: GraphLowering,
-    self: Any,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    dtype: Any = None,
-) -> LoweredValue:
+def class_sum(to: GraphLowering, **arguments: Any) -> LoweredValue:
     found = None if to.operation is None else to.class_sums.get(to.operation)
-    if found is not None and to.operation is not None:
-        return _class_sum(to, found, to.operation)
-    if not isinstance(self, LoweredValue) or not self.tensor.is_floating or not dim:
-        raise UnsupportedPatternError("a sum over all axes, or of integers")
-    if {self.axes[each] for each in dim} != {*range(2, len(self.tensor.shape))}:
-        raise UnsupportedPatternError(f"a sum over axes {list(dim)} of {self.shape}")
-    average = RULES["mean"](to, self=self, dim=dim, keepdim=keepdim, dtype=dtype)
-    count = math.prod(self.tensor.shape[2:])
-    made: Any = RULES["mul"](to, self=average, other=count)
-    total: LoweredValue = made
-    return total
+    if found is None or to.operation is None:
+        raise UnsupportedPatternError("the library has no such operation")
+    return _class_sum(to, found, to.operation)
 
 
 def _class_sum(to: GraphLowering, found: ClassSums, operation: Operation) -> LoweredValue:
